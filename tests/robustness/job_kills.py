@@ -5,7 +5,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,41 +41,36 @@ CALM_ITEMS: Final = 200
 MODEL: Final = "small"
 
 
-class TokenMeter:
-    """Tokens that the workers have computed: reads their heartbeats, and adds up the lives of each."""
+@asynccontextmanager
+async def counted(mesh: FaultMesh) -> AsyncIterator[Callable[[], int]]:
+    """Answer tokens that the workers have computed, all lives of each together, as their heartbeats say.
 
-    def __init__(self, mesh: FaultMesh) -> None:
-        self._counts: dict[str, WorkerCounts] = {}
-        self._closed = False
-        self._readers = [
-            asyncio.ensure_future(
-                self._read(f"{LOOPBACK}:{mesh.supervisor.process(name).spec.port}")
-            )
-            for name in mesh.names["triton"]
-        ]
+    A worker counts a prompt only when its row has ended.
+    """
+    counts: dict[str, WorkerCounts] = {}
+    # A cancel alone may be hidden by a report that comes at the same moment (Python 3.11).
+    closed = asyncio.Event()
 
-    @property
-    def computed(self) -> int:
-        """Of answers; a worker counts a prompt only when its row has ended."""
-        return sum(one.tokens for one in self._counts.values())
-
-    async def close(self) -> None:
-        # A cancel alone may be hidden by a report that comes at the same moment (Python 3.11).
-        self._closed = True
-        for reader in self._readers:
-            reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
-
-    async def _read(self, address: str) -> None:
-        while not self._closed:
+    async def read(address: str) -> None:
+        while not closed.is_set():
             with suppress(grpc.RpcError, ConnectionError, TimeoutError, AssertionError):
                 async with DirectWorker(address, MODEL, heartbeat_ms=100) as worker:
-                    while not self._closed:
+                    while not closed.is_set():
                         async with asyncio.timeout(SILENT_S):  # a killed one may say nothing
                             report = await worker.report()
                         if report.HasField("counts"):
-                            self._counts[report.worker] = report.counts
+                            counts[report.worker] = report.counts
             await asyncio.sleep(RETRY_S)
+
+    ports = [mesh.supervisor.process(name).spec.port for name in mesh.names["triton"]]
+    readers = [asyncio.ensure_future(read(f"{LOOPBACK}:{port}")) for port in ports]
+    try:
+        yield lambda: sum(one.tokens for one in counts.values())
+    finally:
+        closed.set()
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
 
 
 class Written:
@@ -167,18 +162,8 @@ async def _killed(kind: str, items: int, seconds: float) -> Figure:
     note = f"{items:,} items, {kind} killed every {EVERY_S:g} s for {seconds:g} s; bound: 0.05"
     note = "; ".join([note, *notes])
     settings = {"items": items, "answer_tokens": TOKENS}
-    return Figure(
-        f"jobs_kill_{kind}",
-        again,
-        None,
-        None,
-        "share of tokens",
-        1,
-        machine(),
-        note,
-        settings,
-        also,
-    )
+    figure, unit = f"jobs_kill_{kind}", "share of tokens"
+    return Figure(figure, again, None, None, unit, 1, machine(), note, settings, also)
 
 
 def _ids(lines: list[Line]) -> list[str]:
@@ -188,10 +173,10 @@ def _ids(lines: list[Line]) -> list[str]:
 async def _run(
     mesh: FaultMesh, jobs: JobClient, lines: list[Line], kind: str | None, seconds: float
 ) -> Run:
-    run, meter = Run(), TokenMeter(mesh)
-    try:
+    run = Run()
+    async with counted(mesh) as computed:
         await asyncio.sleep(1.0)  # a heartbeat of each worker
-        before, begun = meter.computed, time.monotonic()
+        before, begun = computed(), time.monotonic()
         job = await jobs.submit(lines)
         ending = asyncio.ensure_future(jobs.end(job))
         if kind is not None:
@@ -200,10 +185,8 @@ async def _run(
         run.took_s = time.monotonic() - begun
         _say(f"{run.took_s:6.1f} s  {len(lines):,} items, {kind or 'nothing'} killed")
         await asyncio.sleep(1.0)
-        run.tokens = meter.computed - before
+        run.tokens = computed() - before
         run.answers = await jobs.answers(job)
-    finally:
-        await meter.close()
     return run
 
 
@@ -213,19 +196,17 @@ async def kill_for(
     kind: str,
     ending: asyncio.Future[Outcome],
     into: list[float],
-    every_s: float = EVERY_S,
-    settled_s: float = SETTLED_S,
 ) -> None:
     """Kills every now and then until the time, or the job, is over."""
     begun = time.monotonic()
     async with written(mesh) as seen:
         while time.monotonic() < begun + seconds:
-            await asyncio.wait([ending], timeout=every_s)
+            await asyncio.wait([ending], timeout=EVERY_S)
             if ending.done():
                 return
             killed_at = time.monotonic()
             await FAULTS[f"{kind}-kill"].strike(mesh)
-            going = asyncio.ensure_future(seen.after(killed_at + settled_s))
+            going = asyncio.ensure_future(seen.after(killed_at + SETTLED_S))
             waits: set[asyncio.Future[Any]] = {going, ending}
             await asyncio.wait(waits, timeout=GONE_S, return_when=asyncio.FIRST_COMPLETED)
             if not going.done():
