@@ -50,7 +50,7 @@ def file_limit(settings: Settings, folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     # nats-server counts a stream a second time while it looks whether one that is asked for exists.
-    needed = 2 * (sum(_limits(settings).values()) + _fixed_bytes())
+    needed = 2 * (sum(size for size, _ in _limits(settings).values()) + _fixed_bytes())
     return max(needed, int(shutil.disk_usage(folder).free * _DISK_SHARE))
 
 
@@ -82,24 +82,20 @@ def check_room(settings: Settings, store: Path) -> None:
 
 def reserved(settings: Settings) -> dict[str, int]:
     """Return the limits of the streams that a mesh makes, in bytes, by the key of the setting."""
-    used = {
-        "routing.outcomes.max_mib": bool(settings.routing.outcomes.tenants),
-        "cache.max_mib": settings.cache.enabled,
-        "jobs.inputs_max_bytes": bool(settings.jobs.replicas),
-        "jobs.results_max_bytes": bool(settings.jobs.replicas),
-    }
-    return {key: size * used.get(key, True) for key, size in _limits(settings).items()}
+    return {key: size * is_used for key, (size, is_used) in _limits(settings).items()}
 
 
-def _limits(settings: Settings) -> dict[str, int]:
-    """Return the limits of all streams, also of those that a reload may add."""
+def _limits(settings: Settings) -> dict[str, tuple[int, bool]]:
+    """Return the limits of all streams, also of those that a reload may add, and whether there is one now."""
+    records, jobs, has_jobs = settings.records, settings.jobs, bool(settings.jobs.replicas)
+    outcomes = settings.routing.outcomes
     return {
-        "records.max_mib": settings.records.max_mib * _MIB,
-        "records.audit_max_mib": settings.records.audit_max_mib * _MIB,
-        "routing.outcomes.max_mib": settings.routing.outcomes.max_mib * _MIB,
-        "cache.max_mib": settings.cache.max_mib * _MIB,
-        "jobs.inputs_max_bytes": settings.jobs.inputs_max_bytes,
-        "jobs.results_max_bytes": settings.jobs.results_max_bytes,
+        "records.max_mib": (records.max_mib * _MIB, True),
+        "records.audit_max_mib": (records.audit_max_mib * _MIB, True),
+        "routing.outcomes.max_mib": (outcomes.max_mib * _MIB, bool(outcomes.tenants)),
+        "cache.max_mib": (settings.cache.max_mib * _MIB, settings.cache.enabled),
+        "jobs.inputs_max_bytes": (jobs.inputs_max_bytes, has_jobs),
+        "jobs.results_max_bytes": (jobs.results_max_bytes, has_jobs),
     }
 
 

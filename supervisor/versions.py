@@ -10,11 +10,6 @@ from dataclasses import dataclass, replace
 from sluice.settings import ModelSettings
 from sluice.settings.models import LIVE_FIELDS
 
-ADDED = "added"
-REPLACED = "replaced"
-REMOVED = "removed"
-CHANGED = "changed"
-
 
 @dataclass(frozen=True)
 class Version:
@@ -96,7 +91,7 @@ def change_of(
     kept = {one.settings.task_name for one in models}
     retired = [one for one in (*served, *retiring) if one.settings.task_name not in kept]
     names = {one.asked.name for one in models}
-    words |= {name: REMOVED for name in before if name not in names}
+    words |= {name: "removed" for name in before if name not in names}
     return Change(tuple(models), tuple(retired), words)
 
 
@@ -108,7 +103,7 @@ def _next(model: ModelSettings, files: str, generations: Mapping[str, int]) -> V
 
 def _word(before: Version | None, after: Version) -> str:
     if before is None:
-        return ADDED
+        return "added"
     if before.settings.task_name != after.settings.task_name:
-        return REPLACED
-    return "" if before.settings == after.settings else CHANGED
+        return "replaced"
+    return "" if before.settings == after.settings else "changed"
