@@ -3,14 +3,9 @@
 import asyncio
 import os
 import pty
-import re
 import sys
-from pathlib import Path
 
 from tests.cli.commands import BOUND_S, COMMAND
-
-WAITS_FOR_INPUT = re.compile(r"(0 0x0|(23|270) 0x1|(7|271) \S+ 0x1) ")
-"""In /proc/PID/syscall on x86-64: read, select, pselect6, poll or ppoll of the standard input alone."""
 
 ON_TERMINAL = (
     "import fcntl, os, signal, sys, termios;"
@@ -56,28 +51,8 @@ class Terminal:
         os.close(side)
         return cls(main, process)
 
-    @property
-    def seen(self) -> bytes:
-        """What came since the last text that was expected."""
-        return self._seen
-
     def type(self, text: str) -> None:
         os.write(self._main, text.encode())
-
-    async def interrupt(self) -> None:
-        """Type Ctrl-C once the command waits for input.
-
-        Python's `input()` misses a signal that comes between its prompt and its wait. A thread that sleeps may also
-        wait for Python's lock: what it waits in is the system call.
-        """
-        async with asyncio.timeout(BOUND_S):
-            while not self._waits_for_input():  # noqa: ASYNC110  a system call has no event
-                await asyncio.sleep(0.01)
-        self.type("\x03")
-
-    def _waits_for_input(self) -> bool:
-        syscall = Path(f"/proc/{self.process.pid}/syscall").read_text(encoding="ascii")
-        return WAITS_FOR_INPUT.match(syscall) is not None
 
     async def expect(self, text: str) -> None:
         """Waits for `text`, and forgets what came up to its end."""

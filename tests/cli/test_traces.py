@@ -12,8 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from cli.failure import CommandFailed
-from cli.jaeger import Jaeger, full_id
+from cli.jaeger import full_id
 from sluice.telemetry import names
 from tests.cli.commands import Cli
 
@@ -203,19 +202,6 @@ async def test_nobody_at_the_address_is_said_at_once(cli: Cli) -> None:
     assert ran.code == 1
     assert "UNREACHABLE" in ran.err
     assert "refused" in ran.err
-
-
-def test_an_address_that_drops_packets_is_given_up() -> None:
-    # The queue of a socket that does not accept is full: the next connection waits.
-    with socket.socket() as busy, socket.socket() as first, socket.socket() as second:
-        busy.bind(("127.0.0.1", 0))
-        busy.listen(0)
-        for one in (first, second):
-            one.setblocking(False)
-            one.connect_ex(busy.getsockname())
-        host, port = busy.getsockname()
-        with pytest.raises(CommandFailed, match="timed out"):
-            Jaeger(f"http://{host}:{port}", wait_s=0.05).get(TRACE)
 
 
 @pytest.mark.parametrize("body", [b"<html>nginx</html>", b"{}", b"[1]", b'{"data": [{"x": 1}]}'])
