@@ -41,9 +41,8 @@ class Jaeger:
         CommandFailed: it is no HTTP address.
     """
 
-    def __init__(self, url: str, wait_s: float = WAIT_S) -> None:
+    def __init__(self, url: str) -> None:
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
-        self._wait_s = wait_s
         parts = urlsplit(self._url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             message = f"--jaeger: {url!r} is no address; write http://HOST:16686"
@@ -110,7 +109,7 @@ class Jaeger:
         """Return status and body of an answer, of an error too."""
         request = Request(self._url + path, headers={"Accept": "application/json"})
         try:
-            with urlopen(request, timeout=self._wait_s) as response:
+            with urlopen(request, timeout=WAIT_S) as response:
                 return response.status, response.read(BYTES_MAX + 1)
         except HTTPError as error:
             with error:

@@ -69,3 +69,9 @@ def test_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, name: str, v
     assert output.styled("x", output.RED, io.StringIO()) == "x"
     monkeypatch.setenv(name, value)
     assert output.styled("x", output.RED, terminal) == "x"
+
+
+def test_a_tree_has_a_line_for_each_value_that_is_set() -> None:
+    described = {"a": 1, "b": {"c": "x\ny", "d": 0}, "e": [{"f": 0.123456}, {"f": 2}], "g": None}
+    lines = ["a 1", "b", "  c x\\ny", "e", "  f 0.1235", "e", "  f 2"]
+    assert list(output.tree(described)) == lines

@@ -11,8 +11,10 @@ from model_workers.deploy import render_workers
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.startup import ENGINE_NICE, free_port
-from supervisor.plan import ENGINES_NICE, MeshPlan, make_plan
+from supervisor.plan import ENGINES_NICE, MeshPlan, kind_of, make_plan
 from supervisor.specs import (
+    MESH_KEY,
+    RESUME_KEY,
     nats_spec,
     remote_spec,
     server_spec,
@@ -198,6 +200,19 @@ def test_each_process_has_a_password_of_its_own_for_nats(tmp_path: Path) -> None
     both = [*passwords.values(), *again.passwords.values()]
     assert len(set(both)) == len(both)
     assert min(map(len, both)) >= 32
+
+
+def test_processes_of_a_kind_have_its_keys(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    gateway, batcher, job = (
+        server_spec(made, one).env for one in (*made.gateways, made.batcher, *made.jobs)
+    )
+    assert gateway[MESH_KEY] == job[MESH_KEY]
+    assert MESH_KEY not in batcher
+    assert RESUME_KEY in gateway
+    assert RESUME_KEY not in job
+    names = ("gateway.1", "triton-small.1", "jobs", "remote-gpt")
+    assert [kind_of(name) for name in names] == ["gateway", "triton", "jobs", "remote"]
 
 
 def test_only_jobs_keep_their_names_over_a_restart(tmp_path: Path) -> None:
