@@ -23,6 +23,12 @@ ENGINE_NICE: Final = "SLUICE_ENGINE_NICE"
 _LOWEST: Final = 15_000
 _TRIES: Final = 200
 
+_PROBLEMS: Final[Mapping[int, str]] = {
+    errno.EADDRINUSE: "in use by another process",
+    errno.EADDRNOTAVAIL: "not an address of this machine",
+    errno.EACCES: "a port that needs more rights",
+}
+"""Why a port cannot be bound, in words that follow "is ..."."""
 _ONE_THREAD: Final[Mapping[str, str]] = {
     # Spinning threads slow other busy processes 10 to 40 times; a worker sets its own number.
     "OMP_NUM_THREADS": "1",
@@ -86,7 +92,7 @@ def listen_problem(host: str, port: int) -> str | None:
     except socket.gaierror:
         return "not an address of this machine"
     except OSError as error:
-        return _bind_problem(error, port)
+        return _PROBLEMS.get(error.errno or 0) or f"not usable ({error.strerror})"
     return None
 
 
@@ -167,32 +173,6 @@ def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
         parts = (root, environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
     return environment
-
-
-def _bind_problem(error: OSError, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        holder = _holder(port)
-        return f"in use by {holder}" if holder else "in use by another process"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "not an address of this machine"
-    if error.errno == errno.EACCES:
-        return "a port that needs more rights"
-    return f"not usable ({error.strerror})"
-
-
-def _holder(port: int) -> str | None:
-    """Name and pid of the process that listens on `port`, if this user may see it."""
-    import psutil  # only to word an error: clients and containers do without it
-
-    try:
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.status != psutil.CONN_LISTEN or connection.pid is None:
-                continue
-            if connection.laddr and connection.laddr.port == port:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except psutil.Error:
-        pass
-    return None
 
 
 def _ephemeral_start() -> int:

@@ -83,7 +83,7 @@ def make_app(
         serving: Returns whether the gateway can answer.
         problem: Returns why a part of the mesh is unavailable while models answer; empty if nothing is.
         hosts: Served host names, see `Endpoint`.
-        ping_s: The setting `http.stream_ping_s`.
+        ping_s: `HttpSettings.stream_ping_s`.
     """
     admission = generator.admission
     max_bytes = generator.settings.max_message_bytes

@@ -40,7 +40,7 @@ class ModelCalls:
     """The calls to models; each method serves one URL."""
 
     def __init__(self, generator: Generator, ping_s: float) -> None:
-        """Serve calls with `generator`; `ping_s` is the setting `http.stream_ping_s`."""
+        """Serve calls with `generator`; `ping_s` is `HttpSettings.stream_ping_s`."""
         self._generator = generator
         self._ping_s = ping_s
 

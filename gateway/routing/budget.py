@@ -8,7 +8,7 @@ of them together.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from typing_extensions import override
 
@@ -48,11 +48,9 @@ class RemoteTotals:
         return sum([numbers.get(tenant, 0) for numbers in live])
 
 
-class Settle(Protocol):
-    """Gives back what a request has reserved of its tenant's limits, less what it has used."""
-
-    def __call__(self, used: float, refusal: BaseException | None = None) -> None:
-        """Settle a request that used that many tokens, or that `refusal` ended before a batcher had it."""
+Settle = Callable[[float, BaseException | None], None]
+"""Gives back what a request has reserved of its tenant's limits, less the tokens that it has used; the error ended it
+before a batcher had it."""
 
 
 @dataclass(eq=False)

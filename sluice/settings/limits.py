@@ -1,5 +1,7 @@
 """How much a tenant may take: `limits` for every tenant, `tenants.NAME.limits` instead for one."""
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from sluice.settings.base import Count, Name, NotNegative, Positive, Section
@@ -25,7 +27,7 @@ class SoftLimit(ModelChoice):
 class LimitSettings(RateLimits):
     """Limits of one tenant, over all gateways."""
 
-    burst_s: float = Field(10.0, gt=0, le=3600)
+    burst_s: ClassVar[float] = 10.0
     """How much of a rate may come at once, in seconds of it."""
     models: dict[Name, RateLimits] = Field(default_factory=dict)
     """Rates of single models, beside those of all."""

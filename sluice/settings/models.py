@@ -1,7 +1,7 @@
 """Settings of a served model, its folder, and the labels of classifiers; shared by gateway and worker."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -234,50 +234,33 @@ class ModelSettings(Section):
         return value
 
     @model_validator(mode="after")
-    def _has_a_server(self) -> Self:
+    def _fits_together(self) -> Self:
+        if problem := next(self._problems(), None):
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
         if (self.engine == "openai") != (self.server is not None):
-            raise ValueError('server: belongs to the engine "openai", which needs it')
+            yield 'server: belongs to the engine "openai", which needs it'
         computed = self.draft or self.devices or self.quantization != "none"
         if self.server is not None and (computed or self.tensor_parallel > 1):
-            raise ValueError(
-                "server: it computes the model; leave out draft, devices, quantization, tensor_parallel"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _generates_alone(self) -> Self:
-        if self.engine != "generate":
-            return self
+            yield "server: it computes the model; leave out draft, devices, quantization, tensor_parallel"
         for key in ("draft", "tensor_parallel", "quantization", "prefix_cache"):
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(
-                    f'{key}: belongs to the engine "transformers"; leave it out, or leave out engine: generate'
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _has_one_kind_of_device(self) -> Self:
+            is_set = getattr(self, key) != type(self).model_fields[key].default
+            if self.engine == "generate" and is_set:
+                yield f'{key}: belongs to the engine "transformers"; leave it out, or leave out engine: generate'
         if self.devices and self.device != "auto":
-            raise ValueError("devices: leave out device; devices names the CUDA devices")
-        if self.devices and len(self.devices) % self.tensor_parallel:
-            raise ValueError(
-                f"tensor_parallel: name a multiple of {self.tensor_parallel} devices, not {len(self.devices)}"
-            )
+            yield "devices: leave out device; devices names the CUDA devices"
+        if len(self.devices) % self.tensor_parallel:
+            yield f"tensor_parallel: name a multiple of {self.tensor_parallel} devices, not {len(self.devices)}"
         if self.tensor_parallel > 1 and self.device.startswith("cuda:"):
-            raise ValueError(
-                "tensor_parallel: leave out device, and name the ranks' devices in devices"
-            )
+            yield "tensor_parallel: leave out device, and name the ranks' devices in devices"
         if self.tensor_parallel > 1 and (self.draft or self.quantization != "none"):
-            raise ValueError("tensor_parallel: not together with draft or quantization")
+            yield "tensor_parallel: not together with draft or quantization"
         if len(set(self.devices)) < len(self.devices):
-            raise ValueError("devices: names a device twice")
-        return self
-
-    @model_validator(mode="after")
-    def _one_is_no_standby(self) -> Self:
+            yield "devices: names a device twice"
         if self.triton_urls and self.standby >= len(self.triton_urls) * self.replicas:
-            raise ValueError("standby: name more workers than these in triton_url and replicas")
-        return self
+            yield "standby: name more workers than these in triton_url and replicas"
 
 
 def resolve_model_path(path: str) -> str:
@@ -355,13 +338,13 @@ def check_modality(where: object, config: Mapping[str, Any], engine: str = "tran
                 f"{where}: is a model of speech, and `engine: generate` takes text alone; leave engine out"
             )
         return
-    found = next((key for key in config if config[key] and _NESTED.fullmatch(key)), None)
-    if found is None:
+    modality = next((key for key in config if config[key] and _NESTED.fullmatch(key)), None)
+    if modality is None:
         return
     named = config.get("architectures")
     kind = named[0] if isinstance(named, list) and named else config.get("model_type", "model")
     raise SettingsError(
-        f"{where}: is a {kind}, a model of several modalities ({found}), which this engine does not compute, its "
+        f"{where}: is a {kind}, a model of several modalities ({modality}), which this engine does not compute, its "
         f"text neither; {ELSEWHERE}, take a text model of the same family, or for its text alone {GENERATE}"
     )
 
@@ -372,23 +355,24 @@ def context_tokens_of(config: Mapping[str, Any]) -> int | None:
         sides = side_limits(config, None)
         return None if sides is None else sides.context
     text = language_config(config)
-    found = next((text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
-    if found and text.get("model_type") in OFFSET_KINDS:
-        found -= 1 + (text.get("pad_token_id") or 0)
-    return found
+    tokens = next((text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
+    if tokens and text.get("model_type") in OFFSET_KINDS:
+        tokens -= 1 + (text.get("pad_token_id") or 0)
+    return tokens
 
 
 def computed_context_of(config: Mapping[str, Any]) -> int | None:
     """Return how much of `context_tokens_of` our own engine computes."""
-    found, text = context_tokens_of(config), language_config(config)
-    if found is None:
+    tokens, text = context_tokens_of(config), language_config(config)
+    if tokens is None:
         return None
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    ends = [found]
+    ends = [tokens]
     # Some models have one kind for each kind of layer.
-    for one in (rope, *rope.values()):
-        if isinstance(one, dict) and (one.get("rope_type") or one.get("type")) in LENGTH_DEPENDENT:
-            original = text.get(_ORIGINAL) or one.get(_ORIGINAL)
+    for part in (rope, *rope.values()):
+        kind = (part.get("rope_type") or part.get("type")) if isinstance(part, dict) else None
+        if kind in LENGTH_DEPENDENT:
+            original = text.get(_ORIGINAL) or part.get(_ORIGINAL)
             ends += [original] if isinstance(original, int) else []
     return min(ends)
 

@@ -66,23 +66,22 @@ Origin = Callable[[Place], str]
 
 def problems(error: ValidationError, model: type[BaseModel], *above: str) -> list[str]:
     """Describe each problem of `model`, which is below the keys `above`, in one line."""
-    found = problems_of(error, model)
-    return [Problem((*above, *one.place), one.text).line for one in found]
+    return [Problem((*above, *each.place), each.text).line for each in problems_of(error, model)]
 
 
 def problems_of(
     error: ValidationError, model: type[BaseModel], origin_of: Origin = lambda _: ""
 ) -> list[Problem]:
     """Return what is wrong with the values of `model`, each problem once."""
-    found: dict[Problem, None] = {}
+    problems: dict[Problem, None] = {}
     for details in error.errors():
         # pydantic's "[key]" stands for a key of a mapping that is wrong itself.
         place = tuple(part for part in details["loc"] if part != "[key]")
         origin = origin_of(place[:-1] if details["type"] == "missing" else place)
         for text in _text(details, model).splitlines():
             key, words = _key_in(text, model, place)
-            found[Problem((*place, *key), words, origin)] = None
-    return list(found)
+            problems[Problem((*place, *key), words, origin)] = None
+    return list(problems)
 
 
 def _key_in(text: str, model: type[BaseModel], place: Place) -> tuple[Place, str]:
@@ -90,7 +89,7 @@ def _key_in(text: str, model: type[BaseModel], place: Place) -> tuple[Place, str
     key, colon, words = text.partition(": ")
     parts = _parts_of(key)
     inside = _found(model, (*place, str(parts[0])))[0]
-    is_key = colon and any(str(parts[0]) in one.model_fields for one in inside)
+    is_key = colon and any(str(parts[0]) in section.model_fields for section in inside)
     return (parts, words) if is_key else ((), text)
 
 
@@ -98,21 +97,21 @@ def _parts_of(key: str) -> Place:
     return tuple(int(part) if part.isdigit() else part for part in key.split("."))
 
 
-def joined(found: Sequence[Problem], where: str, lines: Lines) -> str:
+def joined(problems: Sequence[Problem], where: str, lines: Lines) -> str:
     """Return one message: one line for one problem, else a line for each, in the order of the file.
 
     Args:
-        found: The problems, in any order.
+        problems: The problems, in any order.
         where: What to call the file.
         lines: Where the file has its values.
     """
-    ordered = sorted(found, key=lambda one: 0 if one.origin else _line(one.place, lines))
+    ordered = sorted(problems, key=lambda each: 0 if each.origin else _line(each.place, lines))
     if len(ordered) == 1:
         return f"{ordered[0].origin or where}: {_located(ordered[0], lines)}"
-    places = [where] if not all(one.origin for one in ordered) else []
-    places += ["environment"] if any(one.origin for one in ordered) else []
-    each = (f"  {f'{one.origin}: ' if one.origin else ''}{_located(one, lines)}" for one in ordered)
-    return "\n".join([f"{' and '.join(places)}: {len(ordered)} problems", *each])
+    places = [where] if not all(each.origin for each in ordered) else []
+    places += ["environment"] if any(each.origin for each in ordered) else []
+    located = (": ".join(filter(None, (each.origin, _located(each, lines)))) for each in ordered)
+    return "\n  ".join([f"{' and '.join(places)}: {len(ordered)} problems", *located])
 
 
 def _located(problem: Problem, lines: Lines) -> str:
@@ -153,13 +152,13 @@ def shown(value: Any) -> str:
 
 def _unknown(name: str, models: Sequence[type[BaseModel]]) -> str:
     """Say which key may be meant instead of one that is none."""
-    known = list(dict.fromkeys(field for one in models for field in one.model_fields))
-    if close := get_close_matches(name, known, n=2):
+    keys = list(dict.fromkeys(key for section in models for key in section.model_fields))
+    if close := get_close_matches(name, keys, n=2):
         return f"no such key; did you mean {' or '.join(close)}?"
-    if not known:
+    if not keys:
         return "no such key"
-    more = ", ..." if len(known) > _KEYS_SHOWN else ""
-    return f"no such key; there are {', '.join(known[:_KEYS_SHOWN])}{more}"
+    more = ", ..." if len(keys) > _KEYS_SHOWN else ""
+    return f"no such key; there are {', '.join(keys[:_KEYS_SHOWN])}{more}"
 
 
 def _found(
@@ -168,11 +167,11 @@ def _found(
     """Return the sections that the last key of `location` is in, and its field where it is one."""
     models, field, inside = [model], None, [model]
     for part in location:
-        declared = [one.model_fields[str(part)] for one in inside if part in one.model_fields]
+        declared = [kind.model_fields[str(part)] for kind in inside if part in kind.model_fields]
         models = inside
         field = declared[0] if declared else None
         if declared:
-            inside = [found for one in declared for found in _models_in(one.annotation)]
+            inside = [kind for each in declared for kind in _models_in(each.annotation)]
         # Else it is a position in a list, a name in a mapping, or one of several forms: the sections stay.
     return models, field
 

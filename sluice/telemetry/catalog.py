@@ -3,18 +3,11 @@
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-
-class Kind(Enum):
-    """The kind of a metric."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
+Kind = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +52,7 @@ def _read() -> Iterator[Metric]:
         services = () if process == "every" else (f"sluice-{process}",)
         for name, declared in metrics.items():
             lists: dict[str, Any] = {key: tuple(declared.pop(key, ())) for key in _LISTS}
-            yield Metric(name, Kind(declared.pop("kind")), services, **lists, **declared)
+            yield Metric(name, declared.pop("kind"), services, **lists, **declared)
 
 
 METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for metric in _read()}

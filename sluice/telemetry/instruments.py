@@ -28,7 +28,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, set_span_in_context
 
 from sluice import __version__
-from sluice.telemetry.catalog import METRICS, Kind, Metric
+from sluice.telemetry.catalog import METRICS, Metric
 
 Labels = tuple[str, ...]
 """Values of a metric's labels, in the order of `Metric.labels`; an empty one is left out."""
@@ -103,7 +103,7 @@ class Instruments:
                     yield Observation(value, attributes_of(metric, labels))
 
         create = self._meter.create_observable_gauge
-        if metric.kind is Kind.COUNTER:
+        if metric.kind == "counter":
             create = self._meter.create_observable_counter  # type: ignore[assignment]
         create(metric.name, [observations], metric.unit, metric.what)
 

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from sluice.startup import listening_at
-from sluice.telemetry.catalog import METRICS, Kind, Metric
+from sluice.telemetry.catalog import METRICS, Metric
 from sluice.telemetry.instruments import Labels, Points, points_of
 
 
@@ -60,7 +60,7 @@ class _Metrics(Collector):
         for found in self._read():
             metric = METRICS[found.name]
             points = points_of(metric, found)
-            if metric.kind is Kind.HISTOGRAM:
+            if metric.kind == "histogram":
                 yield self._histogram(metric, points)
             else:
                 yield _numbers(metric, points)
@@ -81,7 +81,7 @@ class _Metrics(Collector):
 
 
 def _numbers(metric: Metric, points: Points) -> Family:
-    made = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = made(metric.page_name, metric.what, labels=metric.page_labels)
     for labels, value in points:
         assert not isinstance(value, HistogramDataPoint)

@@ -95,18 +95,26 @@ def account(kind: str, process: str) -> str:
     return JOBS if kind == JOBS else GATEWAYS
 
 
-def permissions(kind: str, process: str) -> Permissions | None:
-    """Return what the process of `kind` with the id `process` may do in its account; None: everything."""
-    return _gateway(process) if kind == GATEWAY else None
-
-
 def crossing(kind: str, process: str, input_streams: Iterable[str] = ()) -> Crossing:
     """Return what the process reaches of another account.
 
     `input_streams`: the operator's own, whose messages `jobs` may read.
     """
     if kind == BATCHER:
-        return _batcher(process)
+        return Crossing(
+            hears=(
+                f"{subjects.BATCHERS}.{process}.*",
+                subjects.CONTROL,
+                subjects.METRICS,
+                subjects.RELOAD,
+            ),
+            says=(
+                subjects.ALL_FRAMES,
+                f"{subjects.REPORTS}.{process}",
+                *_ANSWERS_METRICS,
+                f"{subjects.RELOADED}.*",
+            ),
+        )
     if kind == JOBS:
         return Crossing(
             hears=(subjects.METRICS,),
@@ -122,10 +130,10 @@ def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[
     crossings = {
         account(kind, process): crossing(kind, process, streams) for kind, process in users.values()
     }
-    found: dict[str, dict[str, Any]] = defaultdict(lambda: {"exports": [], "imports": []})
-    gateways = found[GATEWAYS]
+    sections: dict[str, dict[str, Any]] = defaultdict(lambda: {"exports": [], "imports": []})
+    gateways = sections[GATEWAYS]
     for name, reached in crossings.items():
-        mine = found[name]
+        mine = sections[name]
         for subject in reached.hears:
             _export(gateways, {"stream": subject})
             mine["imports"].append(_imported("stream", GATEWAYS, subject))
@@ -135,7 +143,7 @@ def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[
         for subject in reached.asks:
             _export(gateways, {"service": subject})
             mine["imports"].append(_question(mine, subject))
-    for name, section in found.items():
+    for name, section in sections.items():
         own = name.startswith(f"{BATCHER}-")
         section["limits"] = {
             "max_connections": OWN_CONNECTIONS if own else SHARED_CONNECTIONS,
@@ -144,7 +152,7 @@ def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[
         }
         if name in (GATEWAYS, JOBS):
             section["jetstream"] = "enabled"
-    return dict(found)
+    return dict(sections)
 
 
 def _export(account_: dict[str, Any], export: dict[str, str]) -> None:
@@ -161,8 +169,8 @@ def _heard(speaker: str, subject: str) -> dict[str, Any]:
     imported = _imported("stream", speaker, subject)
     if subject in (subjects.ALL_FRAMES, *_ANSWERS_METRICS):
         numbers = count(1)
-        tokens = [f"${next(numbers)}" if one == "*" else one for one in subject.split(".")]
-        imported["to"] = ".".join((*tokens, speaker))
+        parts = [f"${next(numbers)}" if part == "*" else part for part in subject.split(".")]
+        imported["to"] = ".".join((*parts, speaker))
     return imported
 
 
@@ -188,7 +196,10 @@ def _question(asking: dict[str, Any], subject: str) -> dict[str, Any]:
     return imported
 
 
-def _gateway(process: str) -> Permissions:
+def permissions(kind: str, process: str) -> Permissions | None:
+    """Return what the process of `kind` with the id `process` may do in its account; None: everything."""
+    if kind != GATEWAY:
+        return None
     owned = (
         subjects.RECORDS_STREAM,
         subjects.OUTCOMES_STREAM,
@@ -228,23 +239,6 @@ def _gateway(process: str) -> Permissions:
     return Permissions(publish, subscribe)
 
 
-def _batcher(process: str) -> Crossing:
-    return Crossing(
-        hears=(
-            f"{subjects.BATCHERS}.{process}.*",
-            subjects.CONTROL,
-            subjects.METRICS,
-            subjects.RELOAD,
-        ),
-        says=(
-            subjects.ALL_FRAMES,
-            f"{subjects.REPORTS}.{process}",
-            *_ANSWERS_METRICS,
-            f"{subjects.RELOADED}.*",
-        ),
-    )
-
-
 KINDS: Final = (GATEWAY, BATCHER, JOBS, OPERATOR)
 
 _ANSWERS_METRICS: Final = (f"{subjects.METRICS}.*.*",)
@@ -269,4 +263,4 @@ _READ: Final = (
 
 def _each(streams: Iterable[str], *rights: Iterable[str]) -> list[str]:
     """Yield the subjects of `rights` to each of `streams`."""
-    return [f"{_API}.{one.format(name)}" for name in streams for right in rights for one in right]
+    return [f"{_API}.{api.format(name)}" for name in streams for right in rights for api in right]

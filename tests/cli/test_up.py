@@ -111,7 +111,7 @@ def test_a_port_in_use_is_one_line(shell: Shell) -> None:
             assert done.returncode == 1
             assert done.stdout == ""
             assert done.stderr.count("\n") == 1
-            assert f"gateway.address: {address} is in use by" in done.stderr
+            assert f"gateway.address: {address} is in use by another process" in done.stderr
     assert shell.state.read() is None
 
 

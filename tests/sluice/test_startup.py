@@ -1,5 +1,3 @@
-import os
-import socket
 import sys
 from pathlib import Path
 from typing import Final
@@ -36,16 +34,6 @@ def test_a_free_port_is_free_and_below_the_ephemeral_range() -> None:
     assert startup.listen_problem("127.0.0.1", port) is None
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         assert port < int(file.read().split()[0])
-
-
-def test_a_taken_port_names_its_holder() -> None:
-    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server:
-        port = server.getsockname()[1]
-        problem = startup.listen_problem("127.0.0.1", port)
-        assert problem is not None
-        assert f"(pid {os.getpid()})" in problem
-        assert startup.answers("127.0.0.1", port, 1.0)
-    assert not startup.answers("127.0.0.1", port, 1.0)
 
 
 def test_an_address_of_another_machine() -> None:

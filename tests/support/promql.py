@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sluice.telemetry.catalog import METRICS, Kind, Metric
+from sluice.telemetry.catalog import METRICS, Metric
 
 _STRINGS: Final = re.compile(r'"[^"]*"')
 _NAMES: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -46,9 +46,9 @@ def names_in(expression: str) -> tuple[set[str], set[str]]:
 def endings(metric: Metric) -> set[str]:
     """The names of a metric on a page."""
     words = {
-        Kind.COUNTER: ("_total",),
-        Kind.GAUGE: ("",),
-        Kind.HISTOGRAM: ("_bucket", "_count", "_sum"),
+        "counter": ("_total",),
+        "gauge": ("",),
+        "histogram": ("_bucket", "_count", "_sum"),
     }[metric.kind]
     return {metric.page_name + word for word in words}
 

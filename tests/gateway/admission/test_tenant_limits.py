@@ -67,7 +67,7 @@ def test_a_tenant_without_limits_is_not_limited() -> None:
 
 
 def test_the_error_names_subject_limit_and_time() -> None:
-    world = World({"requests_per_minute": 60, "burst_s": 10})
+    world = World({"requests_per_minute": 60})
     for _ in range(10):
         world.enter(ACME)
     error = world.refusal()
@@ -84,7 +84,7 @@ def test_the_error_names_subject_limit_and_time() -> None:
 
 
 def test_tokens_are_reserved_and_settled() -> None:
-    world = World({"tokens_per_minute": 6000, "burst_s": 10})
+    world = World({"tokens_per_minute": 6000})
     held = world.reserve(ACME, "small", 900)
     with pytest.raises(errors.LimitReached, match="tokens_per_minute"):
         world.reserve(ACME, "small", 200)
@@ -108,7 +108,7 @@ def test_keys_and_models_have_limits_beside_the_tenants() -> None:
 
 def test_a_models_rates_are_taken_from_when_a_request_goes_there() -> None:
     models = {"large": {"requests_per_minute": 12, "tokens_per_minute": 600}}
-    world = World({"tokens_per_minute": 60_000, "burst_s": 10, "models": models})
+    world = World({"tokens_per_minute": 60_000, "models": models})
     world.reserve(ACME, "large", 60)
     with pytest.raises(errors.LimitReached) as refused:
         world.reserve(ACME, "large", 60)

@@ -177,15 +177,6 @@ def test_ends_of_tokens_cover_the_text(model_folder: Path) -> None:
     assert tokenizer.token_ends("") == []
 
 
-def test_a_template_may_change_its_contents() -> None:
-    template = ChatTemplate(
-        "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", {}, clock
-    )
-    tokenization = ModelTokenizer(TOKENIZER, template, CONTEXT, 320, frozenset())
-    token_ids = tokenization.encode_chat(user("  hello "))
-    assert TOKENIZER.decode(token_ids) == "[hello]"
-
-
 def test_helpers_of_hugging_face_templates() -> None:
     source = (
         "{{ bos_token }}{{ messages[0] | tojson }}{% generation %}x{% endgeneration %}"
@@ -204,11 +195,6 @@ def test_a_template_can_refuse() -> None:
 def test_a_template_has_no_way_out_of_its_sandbox() -> None:
     with pytest.raises(TemplateRefused):
         ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {}, clock).render(user("hi"))
-
-
-def test_a_broken_template_is_a_setting_that_cannot_work() -> None:
-    with pytest.raises(SettingsError):
-        ChatTemplate("{% for %}", {}, clock)
 
 
 def test_limits_come_from_the_files(model_folder: Path) -> None:
@@ -291,13 +277,6 @@ def test_a_broken_template_is_named(tmp_path: Path) -> None:
     write_templates(folder, [NAMED[0], {"name": "tool_use", "template": "{% for %}"}], {})
     with pytest.raises(SettingsError, match="the chat template tool_use is not valid"):
         load(folder)
-
-
-def test_tools_are_written_as_the_template_for_tools_shows(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m")
-    named = [NAMED[0], {"name": "tool_use", "template": TOOLS_TEMPLATE}]
-    write_templates(folder, named, {})
-    assert load(folder).tool_format is not None
 
 
 def test_a_template_beside_the_others_changes_the_version(tmp_path: Path) -> None:

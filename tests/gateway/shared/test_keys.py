@@ -1,6 +1,5 @@
 """Keys that callers named, at two real gateways before a real nats-server; the test plays the batcher."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -111,20 +110,6 @@ async def test_another_request_with_the_key_is_refused_everywhere(
     first.cancel()
 
 
-async def test_a_key_is_free_again_after_its_caller_left(
-    wires: tuple[Wire, Wire], nats_url: str
-) -> None:
-    one, two = wires
-    first = one.stub.Generate(keyed())
-    task = await one.batcher.task()
-    first.cancel()
-    await one.batcher.cancelled(task)
-    call = two.stub.Generate(keyed("something else"))
-    task = await two.batcher.task()
-    await two.batcher.send(task, last(0, one.tokens("hello")))
-    assert text_of(await events_of(call)) == "hello"
-
-
 async def test_a_gateway_that_is_gone_is_not_waited_for(wires: tuple[Wire, Wire]) -> None:
     one, two = wires
     first = one.stub.Generate(keyed())
@@ -157,35 +142,6 @@ async def test_a_key_of_the_client_alone_costs_no_message(
     info = await client.jetstream().stream_info(subjects.KEYS_BUCKET)
     await client.close()
     assert info.state.last_seq == 0
-
-
-async def test_two_calls_at_once_are_one_request(wires: tuple[Wire, Wire]) -> None:
-    one, two = wires
-    first, second = one.stub.Generate(keyed()), two.stub.Generate(keyed())
-    answers = asyncio.gather(error_or_text(first), error_or_text(second))
-    serving = [asyncio.create_task(answer_until(wire, answers)) for wire in (one, two)]
-    await asyncio.gather(*serving)
-    assert set(await answers) <= {"hello", "CANCELLED"}
-    assert "hello" in await answers
-
-
-async def error_or_text(call: object) -> str:
-    try:
-        return text_of(await events_of(call))
-    except Exception as failure:
-        return str(failure.code().name)  # type: ignore[attr-defined]
-
-
-async def answer_until(wire: Wire, until: "asyncio.Future[list[str]]") -> None:
-    """Answers the tasks of one gateway."""
-    answer = wire.tokens("hello")
-    while not until.done():
-        waiting = asyncio.ensure_future(wire.batcher.task())
-        await asyncio.wait([waiting, until], return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            await wire.batcher.send(await waiting, last(0, answer))
-        else:
-            waiting.cancel()
 
 
 async def test_without_jetstream_only_named_keys_are_refused(

@@ -257,26 +257,6 @@ async def test_prompts_of_another_kind_are_told_to_operators(
         assert router.inputs.state == admin_pb2.DRIFT_STATE_STABLE
 
 
-async def test_grades_that_disagree_are_told_to_operators(
-    nats_url: str, model_folder: Path, by_prompt: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, routing=learned(by_prompt, 1.0)) as wire:
-        request_ids = await answered(wire, USUAL[:12], "large")
-        for request_id in request_ids:
-            await grade(wire, request_id, 0.0)
-        (router,) = (await health(wire)).routers
-        (bias,) = values(wire.metrics, "sluice.router.accuracy_bias").values()
-        (brier,) = values(wire.metrics, "sluice.router.brier").values()
-        assert (bias, brier) == (router.accuracy.bias, router.accuracy.brier)
-        for request_id in request_ids:  # changed their minds
-            await grade(wire, request_id, 1.0)
-        (later,) = (await health(wire)).routers
-    assert router.accuracy.state == admin_pb2.DRIFT_STATE_DRIFTED
-    assert router.accuracy.bias < -router.accuracy.half_width
-    assert (router.accuracy.rows, later.accuracy.rows) == (12, 12)
-    assert later.accuracy.bias > 0
-
-
 async def test_a_judged_answer_counts_for_the_cascade_head(
     nats_url: str, model_folder: Path, artefact: Path
 ) -> None:

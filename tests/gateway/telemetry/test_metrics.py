@@ -108,16 +108,6 @@ async def test_rows_that_wait_for_room_are_shown_by_model_and_class(wire: Wire) 
     assert not any(values(wire.metrics, "sluice.room.waiting").values())
 
 
-async def test_no_label_grows_with_tenants_or_requests(wire: Wire) -> None:
-    for number in range(3):
-        call = wire.stub.Generate(
-            prompt(labels={"task": f"t{number}"}), metadata=(("sluice-tenant", f"t{number}"),)
-        )
-        task = await wire.batcher.task()
-        await wire.end(call, task, "hello")
-    assert requests(wire) == {("small", "interactive", "stop"): 3}
-
-
 async def test_refused_calls_are_counted_by_reason(wire: Wire) -> None:
     await error_of(wire.stub.Generate(prompt(model="nope")))
     await error_of(wire.stub.Generate(prompt(model="nope")))

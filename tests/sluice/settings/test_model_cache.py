@@ -133,11 +133,6 @@ def test_resolving_chat_without_weights_says_how_to_get_them(cache: Path) -> Non
         resolve_model_path(CHAT_PATH)
 
 
-def test_resolving_an_unknown_shipped_name_lists_all() -> None:
-    with pytest.raises(SettingsError, match='"builtin:large", "builtin:chat"'):
-        resolve_model_path("builtin:medium")
-
-
 @pytest.mark.parametrize("name", ["none.gguf", "./none.gguf", "~/none.GGUF"])
 def test_resolving_a_missing_gguf_file_names_it(name: str, cache: Path) -> None:
     with pytest.raises(SettingsError, match=r"^model file /.*/none\.(gguf|GGUF) does not exist"):

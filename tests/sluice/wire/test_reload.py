@@ -1,7 +1,6 @@
 """A process reads its configuration again on SIGHUP, and answers who asks for it over NATS."""
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -103,15 +102,6 @@ async def test_who_asks_hears_why_not(
     assert "the configuration stays in force" in caplog.text
 
 
-async def test_the_answer_does_not_depend_on_the_log(
-    config: Path, nats_client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.CRITICAL + 1, "sluice.wire.reload")
-    async with reloading(config, Applied(), nats_client):
-        assert await ask(nats_client, config) == ReloadAnswer(taken=True)
-    assert not caplog.records
-
-
 async def test_reloads_are_made_one_at_a_time(config: Path, nats_client: Client) -> None:
     applied = Applied()
     applied.go_on = asyncio.Semaphore(0)
@@ -165,14 +155,6 @@ async def test_who_asks_a_process_that_ends_is_told(config: Path, nats_client: C
         nats_client, os.getpid(), config, lambda: next(looks), bound_s=LIMIT_S
     )
     assert gone is None
-
-
-async def test_after_the_block_a_hangup_does_nothing(config: Path, nats_client: Client) -> None:
-    applied = Applied()
-    async with reloading(config, applied, nats_client):
-        pass
-    hang_up_with(config, "")
-    assert applied.begun.empty()
 
 
 @pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
