@@ -5,11 +5,11 @@
 
 import logging
 import os
-import socket
+from collections.abc import Callable
 from importlib.metadata import entry_points
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from sluice import __version__
 
@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 Signal = Literal["traces", "metrics"]
 
-CONNECT_S: Final = 0.5
-"""How long a process that ends waits until a collector accepts a connection, in seconds."""
 _OTLP: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 """Names of the exporters' entry points by OTEL_EXPORTER_OTLP_PROTOCOL."""
 _LOUD: Final = "opentelemetry.exporter"
@@ -103,25 +101,13 @@ def make_exporters(signal: Signal, kinds: list[type[Any]] | None = None) -> list
     return made
 
 
-def collector_answers(signal: Signal) -> bool:
-    """Tell whether the OTLP endpoint of a signal accepts connections; True where that is unknown.
-
-    The exporters try for 10 s. So a process that ends asks first, and leaves out what nobody would take.
-    """
-    if not any(name.startswith("otlp") for name in exporter_names(signal)):
-        return True
-    port = 4317 if protocol(signal) == "grpc" else 4318
-    given = endpoint(signal) or f"http://localhost:{port}"
-    url = urlsplit(given if "://" in given else f"//{given}")
-    host = url.hostname or "localhost"
-    if getproxies().get(url.scheme or "http") and not proxy_bypass(host):
-        return True
-    try:
-        socket.create_connection((host, url.port or port), timeout=CONNECT_S).close()
-    except (OSError, ValueError) as error:
-        logger.warning("dropped the last %s: %s does not answer (%s)", signal, given, error)
-        return False
-    return True
+def send_last(signal: Signal, shut_down: Callable[[], None], timeout_s: float) -> None:
+    """Send what is left of a signal: exporters try for 10 s, and a process that ends waits for `timeout_s`."""
+    last = Thread(target=shut_down, name=f"last {signal}", daemon=True)
+    last.start()
+    last.join(timeout_s)
+    if last.is_alive():
+        logger.warning("dropped the last %s: %s does not answer", signal, endpoint(signal))
 
 
 def resource_of(service: str, instance: str = "") -> "Resource":

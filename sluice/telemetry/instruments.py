@@ -167,9 +167,9 @@ class Instruments:
             max=one.largest,
         )
 
-    def shutdown(self, timeout_s: float) -> None:
+    def shutdown(self) -> None:
         """Export what is left with the readers that do so."""
-        self._provider.shutdown(timeout_s * 1e3)
+        self._provider.shutdown()
 
 
 CUMULATIVE: Final = AggregationTemporality.CUMULATIVE

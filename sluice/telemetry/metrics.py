@@ -21,10 +21,10 @@ from opentelemetry.sdk.metrics.export import Metric as SdkMetric
 
 from sluice.telemetry.exporters import (
     Outage,
-    collector_answers,
     exporter_kinds,
     make_exporters,
     resource_of,
+    send_last,
 )
 from sluice.telemetry.instruments import Instruments
 
@@ -44,11 +44,6 @@ class Metrics:
 
     instruments: Instruments
     page: str | None
-
-
-def _shut_down(instruments: Instruments) -> None:
-    if collector_answers("metrics"):
-        instruments.shutdown(SHUTDOWN_S)
 
 
 @contextmanager
@@ -74,7 +69,7 @@ def measuring(
     with ExitStack() as opened:
         readers = _readers(lambda: instruments.reported())
         instruments = Instruments(resource, readers if scraped is None else [scraped, *readers])
-        opened.callback(_shut_down, instruments)
+        opened.callback(send_last, "metrics", instruments.shutdown, SHUTDOWN_S)
         page = None
         if address is not None and scraped is not None:
             # Imported here: what a process does not use it should not pay for.

@@ -6,7 +6,6 @@ Spans are the SDK's, and leave with its batch processor and its exporters, which
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.context import Context
@@ -27,9 +26,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from sluice import __version__
 from sluice.telemetry.exporters import (
     Outage,
-    collector_answers,
     make_exporters,
     resource_of,
+    send_last,
 )
 
 if TYPE_CHECKING:  # workers have traces and no instruments
@@ -64,11 +63,8 @@ class Tracing:
 
     def shutdown(self) -> None:
         """Send what is left; a collector that does not answer holds it up for `SHUTDOWN_S`."""
-        if self._provider is not None and collector_answers("traces"):
-            # The SDK waits for up to 30 s.
-            last = Thread(target=self._provider.shutdown, name="last spans", daemon=True)
-            last.start()
-            last.join(SHUTDOWN_S)
+        if self._provider is not None:
+            send_last("traces", self._provider.shutdown, SHUTDOWN_S)
 
 
 def start_tracing(

@@ -9,7 +9,6 @@ from sluice.telemetry import names
 from sluice.telemetry.catalog import METRICS
 from sluice.telemetry.environment import clean
 from sluice.telemetry.exporters import (
-    collector_answers,
     exporter_kinds,
     make_exporters,
     resource_of,
@@ -177,33 +176,6 @@ def record_two() -> None:
         buckets = [2] + [0] * len(METRICS["sluice.worker.step.duration"].bounds)
         step = Reported(buckets, 0.4, 0.1, 0.3)
         metrics.instruments.report("sluice.worker.step.duration", lambda: [(("small", "w"), step)])
-
-
-@pytest.mark.parametrize(
-    ("given", "answers"),
-    [
-        ({}, True),
-        ({"TRACES_EXPORTER": "console"}, True),
-        ({"EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, False),
-        ({"EXPORTER_OTLP_TRACES_ENDPOINT": "127.0.0.1:9"}, False),
-        ({"EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:not"}, False),
-        ({"EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "TRACES_EXPORTER": "none"}, True),
-    ],
-)
-def test_a_collector_that_refuses_is_known(
-    variables: SET, given: dict[str, str], answers: bool
-) -> None:
-    variables(**given)
-    assert collector_answers("traces") is answers
-
-
-def test_a_collector_behind_a_proxy_is_tried(
-    variables: SET, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variables(EXPORTER_OTLP_ENDPOINT="http://collector.invalid:4317")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert collector_answers("traces")
 
 
 def test_an_end_does_not_wait_for_a_dead_collector(
