@@ -20,8 +20,6 @@ from jobs.scheduler import JobScheduler
 from jobs.service import JobService
 from jobs.store import JobStore
 from sluice import errors
-from sluice.client.channel import LOOKUP_S, error_of
-from sluice.defaults import AUTO
 from sluice.grpc_server import HEALTH_S, HealthService, server_options
 from sluice.settings import Settings
 from sluice.startup import listening_at, reachable
@@ -29,7 +27,6 @@ from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.names import SERVICE_JOBS
 from sluice.tls import AUTHORITIES, server_credentials
-from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from sluice.wire import jetstream, permissions
 from sluice.wire.bucket import Bucket, mesh_key
@@ -79,7 +76,7 @@ async def serve(
         scheduler = JobScheduler(of_all)
         await MetricsExchange(SERVICE_JOBS, process, instruments).start(client)
         await scheduler.start(client)
-        service = JobService(of_all, partial(_read_models, gateways))
+        service = JobService(of_all)
         async with _serving(settings.jobs.address, service, key, tls):
             running = asyncio.gather(scheduler.run(), streams.run())
             await stop.wait()
@@ -92,16 +89,6 @@ async def serve(
             await gateways.close()
         await disconnect(client)
     logger.info("jobs process %s stopped", process)
-
-
-async def _read_models(gateways: GatewayClient) -> set[str]:
-    try:
-        models = await gateways.models.ListModels(
-            ListModelsRequest(), timeout=LOOKUP_S, metadata=gateways.metadata
-        )
-    except grpc.aio.AioRpcError as failed:
-        raise error_of(failed) from failed
-    return {AUTO, *(model.name for model in models.models)}
 
 
 async def _mesh_key(settings: Settings, client: Client) -> str | None:

@@ -11,12 +11,19 @@ import grpc
 from google.rpc import status_pb2
 
 from jobs.items import Item
-from sluice.client.channel import RECONNECT_IN_MESH_MS_MAX, bearer_metadata, error_of, open_aio
+from sluice.client.channel import (
+    LOOKUP_S,
+    RECONNECT_IN_MESH_MS_MAX,
+    bearer_metadata,
+    error_of,
+    open_aio,
+)
+from sluice.defaults import AUTO
 from sluice.errors import SluiceError, TransportUnavailable, from_status
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.tls import channel_credentials
-from sluice.v1.inference_pb2 import EmbedRequest
+from sluice.v1.inference_pb2 import EmbedRequest, ListModelsRequest
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.wire.clock import duration
 from sluice.wire.groups import next_group
@@ -46,6 +53,19 @@ class GatewayClient:
         self.stub: Any = ItemsServiceStub(self._channel)  # its types are those of blocking calls
         self.models = InferenceServiceStub(self._channel)
         self.count = max(1, len(address.split(",")))
+
+    async def model_names(self) -> set[str]:
+        """Return the names of models that requests may have.
+
+        Raises:
+            SluiceError: no gateway responds.
+        """
+        request = ListModelsRequest()
+        try:
+            listed = await self.models.ListModels(request, timeout=LOOKUP_S, metadata=self.metadata)
+        except grpc.aio.AioRpcError as failed:
+            raise error_of(failed) from failed
+        return {AUTO, *(model.name for model in listed.models)}
 
     async def close(self) -> None:
         """End every call."""

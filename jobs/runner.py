@@ -19,9 +19,8 @@ from jobs.answers import DedupeCache
 from jobs.core.leases import HEARTBEAT_S, OVER, clear_progress, is_suspect, set_state
 from jobs.core.pace import Throughput
 from jobs.core.work import JobWork
-from jobs.messages import MessageSource
 from jobs.process import JobProcess, JobStopped, input_unreadable
-from jobs.sources import retry_dead_letters
+from jobs.sources import MessageSource, retry_dead_letters
 from jobs.stage_attempt import StageAttempt
 from jobs.stages import Source, open_stage
 from jobs.store import RETRY_AFTER_S, Fenced

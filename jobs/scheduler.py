@@ -25,7 +25,7 @@ from jobs.core.leases import (
 from jobs.core.pace import RateLimit
 from jobs.process import JobProcess
 from jobs.runner import JobRunner
-from jobs.store import read_record
+from jobs.store import UPLOAD, read_record
 from jobs.webhooks import Notifier
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
@@ -114,9 +114,9 @@ class JobScheduler:
     async def _on_change(self, message: Msg) -> None:
         """Handle a change of a record. It is only a hint: the write may have been refused."""
         key = message.subject.removeprefix(_RECORDS)
-        if key.startswith("upload."):  # uploads share the bucket with jobs
+        if key.startswith(UPLOAD):  # uploads share the bucket with jobs
             upload = read_record(UploadRecord, key, message.data) if message.data else None
-            self._quotas.upload(key.removeprefix("upload."), upload)
+            self._quotas.upload(key.removeprefix(UPLOAD), upload)
             return
         record = read_record(JobRecord, key, message.data) if message.data else None
         self._quotas.job(key, record)

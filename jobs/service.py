@@ -71,13 +71,9 @@ _Listed = TypeVar("_Listed", pb.Job, pb.Upload)
 class JobService(JobServiceServicer):
     """API of one process; every process answers for every job. Its streams are coroutines that write."""
 
-    def __init__(
-        self, process: JobProcess, known_models: Callable[[], Coroutine[Any, Any, set[str]]]
-    ) -> None:
-        """Create the service; `known_models` returns the names that a job may use."""
+    def __init__(self, process: JobProcess) -> None:
         self._process = process
         self._store, self._outside, self._quotas = process.store, process.outside, process.quotas
-        self._known_models = known_models
         self._limiter = TenantLimiter(READS_OF_TENANT, "the store of jobs")
 
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
@@ -149,10 +145,8 @@ class JobService(JobServiceServicer):
         }
 
         async def read(job: str) -> pb.Job | None:
-            with suppress(errors.JobUnknown):
-                record, _ = await self._store.read(job)
-                return _visible_job(record) if record.job.state in states else None
-            return None
+            record, _ = await self._store.read(job)
+            return _visible_job(record) if record.job.state in states else None
 
         async with self._limiter.slot(tenant_of(context)):
             listed, token = await _page(jobs, request, read)
@@ -339,16 +333,14 @@ class JobService(JobServiceServicer):
         }
 
         async def read(upload_id: str) -> pb.Upload | None:
-            with suppress(errors.UploadUnknown):
-                upload = await self._upload(tenant, upload_id)
-                return pb.Upload(
-                    upload_id=upload_id,
-                    name=upload.name,
-                    size_bytes=upload.size_bytes,
-                    create_time=timestamp(upload.complete_unix_ms),
-                    expire_time=_expire_time(upload),
-                )
-            return None
+            upload = await self._upload(tenant, upload_id)
+            return pb.Upload(
+                upload_id=upload_id,
+                name=upload.name,
+                size_bytes=upload.size_bytes,
+                create_time=timestamp(upload.complete_unix_ms),
+                expire_time=_expire_time(upload),
+            )
 
         async with self._limiter.slot(tenant_of(context)):
             listed, token = await _page(uploads, request, read)
@@ -396,7 +388,7 @@ class JobService(JobServiceServicer):
         if source == "upload_id":
             await self._upload(tenant, spec.input.upload_id)
         models = {spec.model, *(stage.model for stage in spec.stages)} - {""}
-        existing = await self._known_models()
+        existing = await self._process.gateways.model_names()
         if unknown := sorted(models - existing):
             names = ", ".join(sorted(existing))
             raise errors.UnknownModel(
@@ -579,16 +571,22 @@ async def _page(
     Args:
         entries: what `read` gets, by sort key.
         request: names the page.
-        read: reads an entry.
+        read: reads an entry; raises JobUnknown or UploadUnknown if it is gone.
     """
     check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
     size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
+
+    async def existing(key: str) -> _Listed | None:
+        with suppress(errors.JobUnknown, errors.UploadUnknown):
+            return await read(entries[key])
+        return None
+
     listed: list[_Listed] = []
     listed_bytes = 0
     for begin in range(0, min(size, len(keys)), READS):
         some = keys[begin : min(begin + READS, size)]
-        records = await asyncio.gather(*(read(entries[key]) for key in some))
+        records = await asyncio.gather(*map(existing, some))
         for key, record in zip(some, records, strict=True):
             if record is not None:
                 listed.append(record)

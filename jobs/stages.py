@@ -17,13 +17,13 @@ from jobs.core.split import split
 from jobs.core.window import BLOCK, BLOCK_BYTES
 from jobs.input import Template
 from jobs.items import Item
-from jobs.messages import MessageSource
 from jobs.process import JobProcess, model_removed
 from jobs.results import merge_attempts
 from jobs.sources import (
     REASON_CHARS_MAX,
     Block,
     InputSource,
+    MessageSource,
     defaults_of,
     request_whole_answer,
     set_idempotency_key,

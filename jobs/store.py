@@ -37,6 +37,8 @@ CHUNK_BYTES: Final = 512 * 1024
 """Bytes of a chunk of an input."""
 SEGMENT_BYTES_MAX: Final = 768 * 1024
 """Size at which a segment is closed; with the largest outcome it still fits into a message."""
+UPLOAD: Final = "upload."
+"""Prefix of the keys of uploads, which share the bucket with jobs."""
 CHANGE_TRIES: Final = 20
 """Tries to change a record that others write at the same time."""
 _Record = TypeVar("_Record", JobRecord, UploadRecord)
@@ -118,18 +120,14 @@ class JobStore:
     async def records(self) -> AsyncIterator[JobRecord]:
         """Yield all jobs in no order; damaged records are left out."""
         async for key, payload in self._records.read_payloads():
-            if key.startswith("upload."):
-                continue
-            if (record := read_record(JobRecord, key, payload)) is not None:
+            if not key.startswith(UPLOAD) and (record := read_record(JobRecord, key, payload)):
                 yield record
 
     async def uploads(self) -> AsyncIterator[tuple[str, UploadRecord]]:
         """Yield all uploads with their ids, in no order."""
         async for key, payload in self._records.read_payloads():
-            if not key.startswith("upload."):
-                continue
-            if (record := read_record(UploadRecord, key, payload)) is not None:
-                yield key.removeprefix("upload."), record
+            if key.startswith(UPLOAD) and (record := read_record(UploadRecord, key, payload)):
+                yield key.removeprefix(UPLOAD), record
 
     async def delete(self, job: str, upload: str) -> None:
         """Delete a job with its results, and `upload` unless it is empty."""
@@ -150,7 +148,7 @@ class JobStore:
         Raises:
             UploadUnknown: there is none, or its record is damaged.
         """
-        key = f"upload.{upload}"
+        key = f"{UPLOAD}{upload}"
         stored = await self._records.read_payload(key) if subjects.is_token(upload) else None
         record = None if stored is None else read_record(UploadRecord, key, stored[0])
         if record is None or not record.complete_unix_ms:
@@ -159,12 +157,12 @@ class JobStore:
 
     async def write_upload(self, upload: str, record: UploadRecord) -> None:
         """Write the record of an upload."""
-        await self._records.write(f"upload.{upload}", record)
+        await self._records.write(f"{UPLOAD}{upload}", record)
 
     async def delete_upload(self, upload: str) -> None:
         """Delete an upload with its chunks."""
         await self._purge(subjects.JOB_INPUTS_STREAM, f"{subjects.JOB_INPUTS}.{upload}.>")
-        await self._records.purge(f"upload.{upload}")
+        await self._records.purge(f"{UPLOAD}{upload}")
 
     async def write_chunk(self, upload: str, number: int, chunk: bytes) -> None:
         """Store the next chunk of an upload."""
@@ -226,9 +224,7 @@ class JobStore:
                 ) from None
             return None
         except (TimeoutError, NatsError) as error:
-            raise _unavailable(
-                f"no response from stream {stream} ({type(error).__name__})"
-            ) from error
+            raise _no_response(error) from error
         assert stored.seq is not None, "stored messages have one"
         return stored.data or b"", stored.seq
 
@@ -276,14 +272,14 @@ class JobStore:
                 ) from error
             raise _unavailable(f"JetStream refused a write: {error.description}") from error
         except (TimeoutError, NatsError) as error:
-            raise _unavailable(f"no response from JetStream ({type(error).__name__})") from error
+            raise _no_response(error) from error
         return stored.seq
 
     async def _purge(self, stream: str, subject: str) -> None:
         try:
             await self._js.purge_stream(stream, subject=subject)
         except (TimeoutError, NatsError) as error:
-            raise _unavailable(f"no response from JetStream ({type(error).__name__})") from error
+            raise _no_response(error) from error
 
     @property
     def _js(self) -> JetStreamContext:
@@ -318,6 +314,10 @@ def upload_unknown(upload: str) -> errors.UploadUnknown:
 def new_upload_id() -> str:
     """Return a unique name of an upload."""
     return f"upload-{secrets.token_hex(12)}"
+
+
+def _no_response(error: Exception) -> errors.TransportUnavailable:
+    return _unavailable(f"no response from JetStream ({type(error).__name__})")
 
 
 def _unavailable(message: str) -> errors.TransportUnavailable:

@@ -123,19 +123,16 @@ def parse_slos(texts: Iterable[str]) -> dict[str, Slo]:
 
 
 def _parse_slo(text: str, rest: str) -> Slo:
-    values = {}
-    for pair in rest.split(","):
-        key, _, value = pair.partition("=")
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if key not in ("ttft", "latency") or not seconds > 0:
-            raise SimulationError(
-                f"{text!r}: write CLASS:ttft=SECONDS,latency=SECONDS, one of the two is enough"
-            )
-        values[f"{key}_s"] = seconds
-    return Slo(**values)
+    try:
+        pairs = (pair.split("=") for pair in rest.split(","))
+        seconds = {f"{key}_s": float(value) for key, value in pairs}
+        if not all(value > 0 for value in seconds.values()):
+            raise ValueError(rest)
+        return Slo(**seconds)
+    except (TypeError, ValueError) as error:  # another key, or no number
+        raise SimulationError(
+            f"{text!r}: write CLASS:ttft=SECONDS,latency=SECONDS, one of the two is enough"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

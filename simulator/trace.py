@@ -19,7 +19,7 @@ A file holds one JSON object a line, in any order of time:
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, ClassVar, Final
 
@@ -87,14 +87,11 @@ def parse_trace(lines: Iterable[str]) -> list[Arrival]:
     Raises:
         SimulationError: a line is malformed (the message has its number), or there is none.
     """
-    arrivals = [_parse(number, line) for number, line in _filled(lines)]
+    numbered = enumerate(lines, start=1)
+    arrivals = [_parse(number, line) for number, line in numbered if line.strip()]
     if not arrivals:
         raise SimulationError("the trace has no arrivals")
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
-
-
-def _filled(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
 def _parse(number: int, line: str) -> Arrival:

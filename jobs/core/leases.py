@@ -96,19 +96,17 @@ def is_idle(job: pb.Job) -> bool:
     return job.state in OVER or job.state == pb.JOB_STATE_PAUSED
 
 
+_UNFINISHED: Final = {
+    pb.JOB_STATE_CANCELLED: (1, "batch_cancelled", "the job was cancelled before it was done"),
+    pb.JOB_STATE_EXPIRED: (4, "batch_expired", "the deadline of the job passed before it was done"),
+}
+
+
 def unfinished_error_of(job: pb.Job) -> pb.JobItemError:
     """Return the error of the unfinished items of a job that ended early."""
-    match job.state:
-        case pb.JobState.JOB_STATE_CANCELLED:
-            return pb.JobItemError(
-                code=1, reason="batch_cancelled", message="the job was cancelled before it was done"
-            )
-        case pb.JobState.JOB_STATE_EXPIRED:
-            message = "the deadline of the job passed before it was done"
-            return pb.JobItemError(code=4, reason="batch_expired", message=message)
-        case _:
-            message = f"the job failed before it was done: {job.reason}"
-            return pb.JobItemError(code=10, reason=job.reason_code, message=message)
+    failed = (10, job.reason_code, f"the job failed before it was done: {job.reason}")
+    code, reason, message = _UNFINISHED.get(job.state, failed)
+    return pb.JobItemError(code=code, reason=reason, message=message)
 
 
 def record_loss(record: JobRecord) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from simulator.trace import Recording, parse_trace
+from simulator.trace import parse_trace
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.settings import NatsSettings
 from sluice.wire import subjects
@@ -63,41 +63,6 @@ async def test_what_passes_on_nats_becomes_a_trace(cli: Cli, nats_url: str, tmp_
         (3, 5, "small"),
         (2, 1, "first"),
     }
-
-
-def tasks(*attempts: int) -> list[task_pb2.Task]:
-    return [
-        task_pb2.Task(
-            request_id="a", attempt=attempt, priority_class="bulk", prompt_token_ids=[1, 2, 3]
-        )
-        for attempt in attempts
-    ]
-
-
-def test_a_cancelled_request_ends_with_what_it_had() -> None:
-    recording = Recording(0.0)
-    (task,) = tasks(0)
-    recording.task(task, 1.0)
-    recording.frames([frame_pb2.Frame(request_id="a", token_ids=[1, 2])], 2.0)
-    recording.cancel([frame_pb2.TaskRef(request_id="a")], 3.0)
-    recording.cancel([frame_pb2.TaskRef(request_id="unknown")], 3.0)
-    assert len(recording) == 0
-    assert recording.cancelled(3.0) == []
-    (arrival,) = recording.cancelled(3.5)
-    assert (arrival.answer_tokens, arrival.ttft_s, arrival.latency_s) == (2, 1.0, 2.0)
-    assert recording.cancelled(9.0) == []
-
-
-def test_a_request_that_is_sent_again_goes_on() -> None:
-    recording = Recording(0.0)
-    first, second = tasks(0, 1)
-    recording.task(first, 1.0)
-    recording.cancel([frame_pb2.TaskRef(request_id="a")], 2.0)
-    recording.task(second, 3.0)
-    recording.cancel([frame_pb2.TaskRef(request_id="a", attempt=0)], 4.0)
-    assert len(recording) == 1
-    assert recording.cancelled(9.0) == []
-    assert len(recording.frames(final("a", 5).frames, 5.0)) == 1
 
 
 async def test_a_recording_of_nothing_is_a_failure(cli: Cli, nats_url: str, tmp_path: Path) -> None:

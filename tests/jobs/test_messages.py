@@ -12,8 +12,8 @@ from opentelemetry.trace import NoOpTracer
 
 from jobs.gateways import GatewayClient
 from jobs.items import Item
-from jobs.messages import MessageSource
 from jobs.process import JobProcess
+from jobs.sources import MessageSource
 from jobs.store import JobStore
 from sluice import errors
 from sluice.internal.v1.job_pb2 import JobRecord

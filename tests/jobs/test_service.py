@@ -14,7 +14,6 @@ from sluice.client.channel import error_of
 from sluice.defaults import TENANT_METADATA
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.settings import JobsSettings
-from sluice.telemetry import names
 from sluice.telemetry.instruments import Instruments
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import timestamp, unix_ms
@@ -127,7 +126,7 @@ def test_metric_has_jobs_by_state() -> None:
         process.quotas.job(job.id, JobRecord(job=job))
     process.quotas.job("j2", None)
     counted = {
-        dict(labels)[names.JOB_STATE]: count
+        dict(labels)["sluice.job.state"]: count
         for labels, count in values(instruments, "sluice.jobs").items()
     }
     assert counted["running"] == 2
