@@ -37,9 +37,7 @@ class InputOptions:
     template: str = Option("", help='Prompt from columns: "Summarize: {text}".', metavar="TEXT")
     id_field: str = Option("", help='Column of item names.  [default: "id"]', metavar="NAME")
     messages: int = Option(0, help="nats:// inputs: stop after this many messages.", min=0)
-    idle: float = Option(
-        0.0, help="nats:// inputs: stop when none came for this long.", min=0, metavar="SECONDS"
-    )
+    idle: float = Option(0.0, help="nats:// inputs: stop when none came.", min=0, metavar="SECONDS")
     from_sequence: int = Option(0, help="nats:// inputs: sequence of the first message.", min=0)
 
     def fill(self, where: pb.JobInput, source: str) -> Path | None:
@@ -71,9 +69,7 @@ class StageOptions:
         0, help="Tokens that parts share; needs --split.", min=0, metavar="TOKENS"
     )
     map: str = Option("", help='The prompt of a part: "Summarize: {text}".', metavar="TEXT")
-    reduce: str = Option(
-        "", help='Split documents; prompt of the merge: "Join: {text}".', metavar="TEXT"
-    )
+    reduce: str = Option("", help='Split; prompt of the merge: "Join: {text}".', metavar="TEXT")
 
     def stages(self) -> list[pb.JobStage]:
         """Return the stages of a job that splits documents, else an empty list."""
@@ -101,7 +97,7 @@ class LimitOptions:
     tokens_per_minute: int = Option(0, help="Maximum number of tokens per minute.", min=0)
     concurrency: int = Option(0, help="Maximum number of items in flight.", min=0)
     max_bad_lines: float | None = Option(
-        None, help="Pause the job above this share of invalid lines.  [default: 0.1]", min=0, max=1
+        None, help="Share of bad lines that pauses the job.", min=0, max=1
     )
     max_retries: int | None = Option(None, help="Retries of an item.  [default: 3]", min=0)
 
@@ -144,10 +140,7 @@ _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 def submit(
     *,
     source: str = Argument(
-        ...,
-        help="File to upload, or URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
-        metavar="IN",
-        show_default=False,
+        ..., help="File, or URL: s3://bucket/file, nats://SUBJECT.", metavar="IN"
     ),
     chosen: options.BulkSampling,
     out: Out = None,
@@ -160,9 +153,7 @@ def submit(
     key: str = Option("", help="Idempotency key: the same key and specification are the same job."),
     bounds: LimitOptions,
     webhook: str = Option(
-        "",
-        help=f"URL that is notified about the end of the job; ${_SECRET_VARIABLE} signs it.",
-        metavar="URL",
+        "", help=f"URL told of the end; signed by ${_SECRET_VARIABLE}.", metavar="URL"
     ),
     max_dead: MaxDead = 0,
     client: options.TenantClient,
@@ -309,7 +300,7 @@ def resume(
     job: JobId,
     max_cost: float | None = Option(None, help="New maximum cost; 0: none.", min=0),
     max_bad_lines: float | None = Option(
-        None, help="New maximum share of invalid lines.", min=0, max=1
+        None, help="Share of bad lines that pauses the job.", min=0, max=1
     ),
     client: options.TenantClient,
 ) -> None:

@@ -80,9 +80,7 @@ def renew(
 def nats(
     tls_folder: Path = Option(..., help="Where nats-server finds its tls.crt, tls.key and ca.crt."),
     input_stream: list[str] | None = Option(
-        None,
-        help="Stream of jobs.input_streams that jobs may read; may be repeated.",
-        metavar="STREAM",
+        None, help="Stream that jobs may read.", metavar="STREAM"
     ),
 ) -> None:
     """Print the part of nats-server's configuration that asks for certificates, and says what each process may do.

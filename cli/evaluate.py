@@ -38,11 +38,7 @@ class QuestionOptions:
 
     n: int = Option(20, help="Questions per kind and level.", min=1)
     seed: int = Option(1, help="Random seed for choosing the questions.")
-    questions: Path | None = Option(
-        None,
-        help="JSONL or CSV file of questions to ask instead (docs/use/evaluation.md).",
-        metavar="FILE",
-    )
+    questions: Path | None = Option(None, help="JSONL or CSV questions to ask.", metavar="FILE")
 
     def load(self, side: Split) -> list[Question]:
         """Load the questions of the file, or generate support tasks of `side`."""
@@ -61,11 +57,7 @@ class QuestionOptions:
 class OutcomeOptions:
     """Which two models are compared, and where their outcomes go."""
 
-    outcomes: Path | None = Option(
-        None,
-        help="Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
-        metavar="FILE.csv",
-    )
+    outcomes: Path | None = Option(None, help="Write outcomes for training.", metavar="FILE.csv")
     weak: str = Option("small", help="Small model of the outcomes.", metavar="NAME")
     strong: str = Option("large", help="Large model, the yardstick.", metavar="NAME")
 
@@ -74,20 +66,12 @@ class OutcomeOptions:
 class GoldenOptions:
     """References, and what is compared with them."""
 
-    golden: Path | None = Option(
-        None,
-        help="Score answers against the references of a JSONL or CSV file (docs/use/evaluation.md).",
-        metavar="FILE",
-    )
+    golden: Path | None = Option(None, help="Score answers against references.", metavar="FILE")
     compare: tuple[str, str] | None = Option(
-        None,
-        help="--golden: two models, or files that `sluice batch` wrote, side by side.",
-        metavar="A B",
+        None, help="--golden: two models or files.", metavar="A B"
     )
     floor: list[str] | None = Option(
-        None,
-        help="--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
-        metavar="METRIC=X",
+        None, help="--golden: minimum of exact, f1, bleu or rouge_l.", metavar="METRIC=X"
     )
 
 

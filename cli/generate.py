@@ -19,13 +19,10 @@ def generate(
         1, help="Number of answers; they differ with --temperature > 0.", min=1, max=16
     ),
     tool: list[str] | None = Option(
-        None,
-        help="Function that the model may call, as JSON: name, description, parameters; or a list of them, or "
-        "OpenAI's form. May be repeated.",
-        metavar="FILE|TEXT",
+        None, help="Function that the model may call; repeatable.", metavar="FILE|TEXT"
     ),
     tool_choice: str | None = Option(
-        None, help="Which tool is called.", metavar="none|auto|required|NAME"
+        None, help="Whether, or which, tool is called.", metavar="none|auto|required|NAME"
     ),
     client: options.TenantClient,
 ) -> None:

@@ -88,10 +88,7 @@ class Keys:
 
 @contextmanager
 def _keys(
-    config: Path | None = Option(
-        None,
-        help="YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder.",
-    ),
+    config: Path | None = Option(None, help="YAML file of the mesh."),
     state_dir: options.StateDir = None,
 ) -> Iterator[Keys]:
     from sluice.wire import jetstream

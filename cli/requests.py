@@ -43,9 +43,7 @@ def requests(
 def cancel(
     *,
     request_ids: list[str] | None = Argument(
-        None,
-        help="Ids of running requests, as `sluice requests` lists them.",
-        metavar="REQUEST_ID...",
+        None, help="Ids of running requests.", metavar="REQUEST_ID..."
     ),
     tenant: str = Option("", help="Cancel all requests of this tenant instead.", metavar="NAME"),
     client: options.OperatorClient,
@@ -80,9 +78,7 @@ def drain(
     model: str = Argument(..., help="", metavar="MODEL"),
     worker: str = Argument(..., help="HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER"),
     undo: bool = Option(False, "--undo", help="Return the worker to service."),
-    wait: float = Option(
-        0, help="Maximum wait until the worker is empty.", metavar="SECONDS", min=0
-    ),
+    wait: float = Option(0, help="Maximum wait for an empty worker.", metavar="SECONDS", min=0),
     client: options.OperatorClient,
 ) -> None:
     """Take a worker out of service, or put it back.

@@ -114,10 +114,7 @@ router = Commands(
 def train_(
     *,
     files: list[Path] | None = Argument(
-        None,
-        help="One or more files of outcomes, plain or .gz.",
-        metavar="OUTCOMES.csv",
-        show_default=False,
+        None, help="Outcomes, plain or .gz.", metavar="OUTCOMES.csv"
     ),
     out: Path = Option(..., help="The router.", show_default=False),
     cascade: bool = Option(False, "--cascade", help="Read weak_response, of every row."),
@@ -158,17 +155,8 @@ def train_(
 def score(
     *,
     learned_by: Path = Argument(..., help="", metavar="ROUTER", show_default=False),
-    prompts: Path = Argument(
-        ...,
-        help="prompt_id, prompt, with --cascade also weak_response; plain or .gz.",
-        metavar="PROMPTS.csv",
-        show_default=False,
-    ),
-    out: Path = Option(
-        ...,
-        help="prompt_id, score; prompts with higher scores go to the large model sooner.",
-        show_default=False,
-    ),
+    prompts: Path = Argument(..., help="Prompts, plain or .gz.", metavar="PROMPTS.csv"),
+    out: Path = Option(..., help="Scores of prompts."),
     cascade: bool = Option(False, "--cascade", help="Also read weak_response."),
 ) -> None:
     """Score prompts with a router."""

@@ -21,12 +21,7 @@ safety = Commands("Check texts against the safety policies.")
 @safety.command()
 def check(
     *,
-    what: str = Argument(
-        ...,
-        help='A text; the path of a file that exists reads it, "-" reads stdin.',
-        metavar="TEXT|FILE|-",
-        show_default=False,
-    ),
+    what: str = Argument(..., help='A text, a file, or "-" for stdin.', metavar="TEXT|FILE|-"),
     label: options.Label = None,
     client: options.OperatorClient,
 ) -> None:

@@ -59,9 +59,7 @@ class Verdict:
 def check(
     *,
     trace_ids: list[str] | None = Argument(
-        None,
-        help="Trace ids, 32 hex digits.  [default: the latest traces]",
-        metavar="[TRACE_ID]...",
+        None, help="32 hex digits.  [default: the latest]", metavar="[TRACE_ID]..."
     ),
     jaeger: str = Option("http://127.0.0.1:16686", help="Jaeger's query API.", metavar="URL"),
     limit: int = Option(20, help="Number of latest traces to check.", min=1, max=LIMIT_MAX),
