@@ -44,6 +44,7 @@ RECORD_RETRY_S: Final = 0.05
 TASKS: Final[Mapping[str, str]] = {
     "What is the capital of France?": GENERAL,
     "Which label fits this ticket? My lamp arrived broken.": "small",
+    "Extract the order and the amount: It cost me 409.46 euros. It is about order E-90867.": "small",
     "What is the total of 314, 272, 973, 323, 486?": "large",
 }
 """Prompts, and the model that `auto` has to choose for each."""
