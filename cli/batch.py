@@ -124,15 +124,9 @@ batch = Commands(
     "Each is answered once. Jobs use the capacity that interactive traffic leaves free."
 )
 
-Out = Annotated[
-    Path | None,
-    Option(help="Write OpenAI's batch output here, in the order of the input.", metavar="FILE"),
-]
-JobId = Annotated[str, Argument(metavar="JOB", show_default=False)]
-MaxDead = Annotated[
-    int,
-    Option(help="Exit with 1 if a completed job has more dead letters than this.", min=0),
-]
+Out = Annotated[Path | None, Option(help="Write OpenAI's batch output here.", metavar="FILE")]
+JobId = Annotated[str, Argument(metavar="JOB")]
+MaxDead = Annotated[int, Option(help="Exit with 1 above this many dead letters.", min=0)]
 _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 
 

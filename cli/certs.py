@@ -26,12 +26,7 @@ def _authority(
 
 
 OfMesh = Annotated["Authority", Group(_authority)]
-Processes = Annotated[
-    list[str] | None,
-    Argument(
-        help="Processes, for example gateway or batcher.  [default: all]", metavar="[PROCESS]..."
-    ),
-]
+Processes = Annotated[list[str] | None, Argument(help="[default: all]", metavar="[PROCESS]...")]
 
 
 @certs.command()

@@ -16,10 +16,7 @@ from sluice.v1.inference_pb2 import FinishReason
 from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 
-RequestId = Annotated[
-    str,
-    Argument(help="Id of a request, or of its trace, as the answer shows it.", metavar="ID"),
-]
+RequestId = Annotated[str, Argument(help="Id of a request, or of its trace.", metavar="ID")]
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}", re.IGNORECASE)
 _RECORD_WAITS_S: Final = (0.1, 0.2)
 """Records are written within 0.1 s after the end of a request."""

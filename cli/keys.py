@@ -33,9 +33,7 @@ NAME_CHARS_MAX: Final = 64
 
 keys = Commands("Make, list, replace and revoke API keys.")
 
-KeyId = Annotated[
-    str, Argument(help="Id of the key, as `sluice keys list` shows it.", metavar="ID")
-]
+KeyId = Annotated[str, Argument(help="As `sluice keys list` shows it.", metavar="ID")]
 
 
 class Keys:

@@ -16,9 +16,7 @@ _NEEDED: Final = {
 }
 """Of the extra that a process needs, modules that no other extra installs."""
 
-Config = Annotated[
-    Path, Option(help="YAML file with nats.url; shared by all processes of the mesh.")
-]
+Config = Annotated[Path, Option(help="YAML file with nats.url, shared by all processes.")]
 Id = Annotated[str | None, Option("--id", help="Name of this process; default: a random one.")]
 
 
