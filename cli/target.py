@@ -63,9 +63,7 @@ class GatewayTarget:
     def _remedy(self) -> str:
         if self.mesh is None:
             looked = "" if self.state_dir is None else f"no mesh runs in {self.state_dir}; "
-            named = f"check {ADDRESS_VARIABLE} or --address, or " if self.is_named else ""
-            other = "" if self.is_named else f", or name a gateway with {ADDRESS_VARIABLE}"
-            return f"{looked}{named}start one with `sluice up`{other}"
+            return f"{looked}start one with `sluice up`, or check {ADDRESS_VARIABLE} and --address"
         if not self.is_named or self.address == self.mesh.address:
             return f"the mesh in {self.mesh.root} (pid {self.mesh.pid}) runs, see `sluice status`"
         return (

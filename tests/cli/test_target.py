@@ -65,7 +65,7 @@ async def test_nothing_runs_anywhere(cli: Cli, state_dir: StateDir) -> None:
     assert ran.code == 1
     assert ran.err == (
         f"sluice: TRANSPORT_UNAVAILABLE: cannot connect to {address}: Connection refused; no mesh runs in "
-        f"{state_dir.root}; check SLUICE_ADDRESS or --address, or start one with `sluice up`\n"
+        f"{state_dir.root}; start one with `sluice up`, or check SLUICE_ADDRESS and --address\n"
     )
 
 
