@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from model_workers.engine.protocol import Sampling, SequenceEnd, SequenceSpec, TokenLogprobs
 from model_workers.model_folder import CONFIG, TOKENIZER
-from model_workers.remote.conversations import conversation_of
 from model_workers.remote.faults import Retry, ServerFault, fault_in_stream
-from sluice.errors import SafetyBlocked
+from sluice.errors import InvalidRequest, SafetyBlocked
 from sluice.internal.v1.task_pb2 import ServerOptions
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import PrefixCache, context_tokens_of
@@ -143,7 +142,7 @@ class ServerApi:
         body: dict[str, Any] = {"model": self.settings.model, "stream": True}
         if self.settings.api == "chat":
             assert self.tokens is not None, "text needs them"
-            body |= conversation_of(spec.prompt, self.tokens)
+            body |= _conversation_of(spec.prompt, self.tokens)
         else:
             body["prompt"] = [*spec.prompt, *spec.produced]
         if self.settings.api == "tokens":
@@ -237,6 +236,40 @@ class ServerApi:
         tokens = _server_tokens(choice.get("logprobs"))
         calls = delta.get("tool_calls") or ()
         return Chunk(reasoning, text, calls, server_tokens=tokens, end=end, usage=usage)
+
+
+def _conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]:
+    """Return messages and tools of a conversation; any other prompt is a message of the user.
+
+    Raises:
+        ServerFault: It was cut, or not made by the gateway.
+    """
+    text = tokens.decode(prompt)
+    if prompt[0] != tokens.conversation:
+        return {"messages": [{"role": "user", "content": text}]}
+    try:
+        messages, *tools = json.loads(text)
+        conversation = {"messages": [_message_for(message) for message in messages]}
+        return conversation | ({"tools": tools[0]} if tools else {})
+    except (ValueError, LookupError, TypeError) as error:
+        raise ServerFault("the prompt is no conversation", InvalidRequest, Retry.NEVER) from error
+
+
+def _message_for(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as the API has it: arguments are JSON, a tool's answer has no name."""
+    result = dict(message)
+    if result["role"] == "tool":
+        result.pop("name", None)
+    if "tool_calls" in result:
+        result["tool_calls"] = [_call_for(call) for call in result["tool_calls"]]
+    return result
+
+
+def _call_for(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str):  # a text stands for one that is no JSON object
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def _response_format(sampling: Sampling) -> dict[str, Any] | None:

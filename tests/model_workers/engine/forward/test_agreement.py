@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model_workers.engine.forward import load_model
-from model_workers.engine.forward.agreement import TOKENS, check_agreement, tokens_compared
+from model_workers.engine.forward.hub import tokens_compared
 from model_workers.engine.paged_model import SequenceChunk
 from sluice.settings import SettingsError
 from tests.support.generating_models import save
@@ -47,34 +47,6 @@ def test_log_says_what_was_not_compared(
     with caplog.at_level(logging.INFO):
         load_model(str(save_model(tmp_path, "gemma")), device="cpu", **option)
     assert f"did not compare the first tokens of {tmp_path} with transformers: quant" in caplog.text
-
-
-class Constant:
-    """Says token 5 whatever it reads, from ``wrong_at`` on token 6."""
-
-    vocab_size, context_tokens, num_blocks, block_tokens = 10, 64, 2, 32
-
-    def __init__(self, wrong_at: int) -> None:
-        self._left = wrong_at
-
-    def forward(self, chunks: list[SequenceChunk]) -> torch.Tensor:
-        logits = torch.zeros(len(chunks), self.vocab_size)
-        logits[:, 5 if self._left > 0 else 6] = 1.0
-        self._left -= 1
-        return logits
-
-
-def fives(ids: torch.Tensor) -> torch.Tensor:
-    logits = torch.zeros(*ids.shape, Constant.vocab_size)
-    logits[..., 5] = 1.0
-    return logits
-
-
-@pytest.mark.parametrize("wrong_at", [0, 1, TOKENS - 1])
-def test_first_wrong_token_is_named(wrong_at: int) -> None:
-    model: Any = Constant(wrong_at)
-    with pytest.raises(SettingsError, match=f"^m: .* from token {wrong_at} of a trial on"):
-        check_agreement("m", model, fives, TOKENS, 1e-3)
 
 
 @pytest.mark.parametrize(
