@@ -79,7 +79,7 @@ class JobStore:
         assert self.jetstream is not None, "started"
         await self._records.restore()
         for config in self._streams:
-            await jetstream.restore_stream(self.jetstream, config, self._replicas)
+            await jetstream.ensure_stream(self.jetstream, config, self._replicas, update=False)
 
     # Records.
 

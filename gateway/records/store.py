@@ -117,7 +117,7 @@ class RecordStore:
     async def restore(self) -> None:
         """Create streams again that NATS has lost; raise as `start`."""
         for config in (*self._streams.values(), jetstream.DEAD_LETTERS):
-            await jetstream.restore_stream(self._js, config, self._replicas)
+            await jetstream.ensure_stream(self._js, config, self._replicas, update=False)
 
     async def run(self) -> None:
         """Write queued messages until cancelled."""

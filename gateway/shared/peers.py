@@ -76,7 +76,7 @@ class Peers:
         """When the latest heartbeat of each gateway came, and the heartbeat, by gateway id."""
         self.client: Client | None = None
         self._replying = BackgroundTasks()
-        self._refresh_keys: Callable[[], Awaitable[None]] = _do_nothing
+        self._refresh_keys: Callable[[], Awaitable[None]] | None = None
 
     @property
     def heartbeats(self) -> dict[str, GatewayHeartbeat]:
@@ -97,7 +97,7 @@ class Peers:
         client: Client,
         handlers: Mapping[str, QueryHandler],
         parts: Sequence[HeartbeatPart],
-        refresh_keys: Callable[[], Awaitable[None]] | None = None,
+        refresh_keys: Callable[[], Awaitable[None]],
     ) -> None:
         """Claim the id, subscribe to queries and heartbeats, and announce this gateway.
 
@@ -111,7 +111,7 @@ class Peers:
             SetupError: another gateway has the id.
         """
         self.client, self._handlers, self._parts = client, handlers, parts
-        self._refresh_keys = refresh_keys or _do_nothing
+        self._refresh_keys = refresh_keys
         identity = GatewayQuery(identity=IdentityQuery())
         if await self.query(self.gateway_id, identity, tries=1) is not None:
             raise SetupError(
@@ -220,6 +220,7 @@ class Peers:
 
     async def _reply_keys(self, reply_to: str) -> None:
         """Reply once the API keys are read again; the sender notices who stays silent."""
+        assert self._refresh_keys is not None, "started"
         try:
             await self._refresh_keys()
         except SluiceError as error:
@@ -248,10 +249,6 @@ class Peers:
             logger.exception("query of another gateway failed")
             reply = GatewayReply(problem="internal error; see the log of the gateway")
         await self._publish(reply_to, reply)
-
-
-async def _do_nothing() -> None:
-    pass
 
 
 def _unpacked(kind: type[M], message: Msg) -> M | None:

@@ -53,7 +53,7 @@ class Bucket:
 
     async def restore(self) -> None:
         """Create the bucket where NATS has lost it; raises as `start`."""
-        await jetstream.restore_stream(self._js, self._config, self._replicas)
+        await jetstream.ensure_stream(self._js, self._config, self._replicas, update=False)
 
     def open(self, client: Client) -> None:
         """Use a bucket that another process creates; it is empty until then, and cannot be written."""

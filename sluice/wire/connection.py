@@ -21,7 +21,6 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, SlowConsumerError
 from nats.errors import TimeoutError as NatsTimeoutError
-from nats.js import JetStreamContext
 from nats.js.errors import APIError, ServiceUnavailableError
 
 from sluice.settings import NatsSettings
@@ -359,14 +358,12 @@ async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
     half_s = JETSTREAM_S / 2
     try:
         await patiently(
-            lambda: _ensure_streams_now(client.jetstream(timeout=half_s), settings),
+            lambda: jetstream.ensure_stream(
+                client.jetstream(timeout=half_s), jetstream.DEAD_LETTERS, settings.replicas
+            ),
             passing,
             bound_s=half_s,
             wait_s=_RETRY_S,
         )
     except passing:
         logger.warning("JetStream of NATS does not answer: dead letters are not kept")
-
-
-async def _ensure_streams_now(js: JetStreamContext, settings: NatsSettings) -> None:
-    await jetstream.ensure_stream(js, jetstream.DEAD_LETTERS, settings.replicas)

@@ -108,8 +108,10 @@ def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
     return inputs.evolve(**full, max_msgs_per_subject=1), results.evolve(**full)
 
 
-async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: int) -> None:
-    """Create a stream, or update its limits and the number of servers that keep it.
+async def ensure_stream(
+    js: JetStreamContext, config: StreamConfig, replicas: int, *, update: bool = True
+) -> None:
+    """Create a stream, or `update` its limits and the number of servers that keep it.
 
     Raises:
         nats.errors.Error: JetStream does not answer, or refuses the limits.
@@ -120,16 +122,8 @@ async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: in
     except APIError as error:
         if error.err_code != _OTHER_CONFIGURATION:
             raise
-        await js.update_stream(config)
-
-
-async def restore_stream(js: JetStreamContext, config: StreamConfig, replicas: int) -> None:
-    """Create a stream that a server has lost; one that exists keeps its limits. Raises as `ensure_stream`."""
-    try:
-        await js.add_stream(config.evolve(num_replicas=replicas))
-    except APIError as error:
-        if error.err_code != _OTHER_CONFIGURATION:
-            raise
+        if update:
+            await js.update_stream(config)
 
 
 def explained(error: Exception) -> str:
