@@ -186,15 +186,17 @@ def test_helpers_of_hugging_face_templates() -> None:
     assert rendered == '<s>{"role": "user", "content": "é"}x2031'
 
 
-def test_a_template_can_refuse() -> None:
-    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {}, clock)
-    with pytest.raises(TemplateRefused, match="roles must alternate"):
-        template.render(user("hi"))
-
-
-def test_a_template_has_no_way_out_of_its_sandbox() -> None:
-    with pytest.raises(TemplateRefused):
-        ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {}, clock).render(user("hi"))
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails on this order of roles"),
+    ],
+    ids=["refuses", "leaves its sandbox"],
+)
+def test_a_template_does_not_take_a_conversation(source: str, says: str) -> None:
+    with pytest.raises(TemplateRefused, match=says):
+        ChatTemplate(source, {}, clock).render(user("hi"))
 
 
 def test_limits_come_from_the_files(model_folder: Path) -> None:
@@ -264,18 +266,20 @@ def test_without_a_default_chats_without_tools_are_refused(tmp_path: Path) -> No
         template.render(user("hi"))
 
 
-@pytest.mark.parametrize("templates", [["text"], [{"name": "default"}], {"default": 1}, 7])
-def test_templates_of_another_form_are_refused(tmp_path: Path, templates: object) -> None:
+@pytest.mark.parametrize(
+    ("templates", "says"),
+    [
+        *((form, r"tokenizer_config\.json: chat_template: has no templ")
+          for form in (["text"], [{"name": "default"}], {"default": 1}, 7)),
+        ([NAMED[0], {"name": "tool_use", "template": "{% for %}"}], "tool_use is not valid"),
+    ],
+)  # fmt: skip
+def test_templates_that_cannot_be_used_are_refused(
+    tmp_path: Path, templates: object, says: str
+) -> None:
     folder = write_model(tmp_path / "m")
     write_templates(folder, templates, {})
-    with pytest.raises(SettingsError, match=r"tokenizer_config\.json: chat_template: has no templ"):
-        load(folder)
-
-
-def test_a_broken_template_is_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m")
-    write_templates(folder, [NAMED[0], {"name": "tool_use", "template": "{% for %}"}], {})
-    with pytest.raises(SettingsError, match="the chat template tool_use is not valid"):
+    with pytest.raises(SettingsError, match=says):
         load(folder)
 
 

@@ -128,22 +128,19 @@ def test_chat_without_its_package_is_not_served(
     assert len(settings.load().models) == 2
 
 
-def test_resolving_chat_without_weights_says_how_to_get_them(cache: Path) -> None:
-    with pytest.raises(SettingsError, match=r"^builtin:chat: .* run scripts/chat_model"):
-        resolve_model_path(CHAT_PATH)
-
-
-@pytest.mark.parametrize("name", ["none.gguf", "./none.gguf", "~/none.GGUF"])
-def test_resolving_a_missing_gguf_file_names_it(name: str, cache: Path) -> None:
-    with pytest.raises(SettingsError, match=r"^model file /.*/none\.(gguf|GGUF) does not exist"):
-        resolve_model_path(name)
-
-
-def test_resolving_a_broken_gguf_file_says_why(cache: Path, tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"<html>not found</html>")
-    with pytest.raises(SettingsError, match=rf"^{file}: is not a GGUF file"):
-        resolve_model_path(str(file))
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        (CHAT_PATH, r"^builtin:chat: .* run scripts/chat_model"),
+        ("none.gguf", r"^model file /.*/none\.gguf does not exist"),
+        ("~/none.GGUF", r"^model file /.*/none\.GGUF does not exist"),
+        ("{folder}/broken.gguf", r"/broken\.gguf: is not a GGUF file"),
+    ],
+)
+def test_a_model_that_cannot_be_resolved_is_named(path: str, says: str, cache: Path) -> None:
+    (cache / "broken.gguf").write_bytes(b"<html>not found</html>")
+    with pytest.raises(SettingsError, match=says):
+        resolve_model_path(path.format(folder=cache))
 
 
 def test_a_folder_called_gguf_is_a_folder(tmp_path: Path) -> None:
