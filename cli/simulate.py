@@ -299,17 +299,14 @@ def _seconds(value: float | None) -> str | None:
 
 
 def show(summaries: "Mapping[str, Summary]") -> None:
-    """Print the summaries of several policies: tables by class, and one of the workers, of 100 columns at most."""
+    """Print the summaries of several policies: their classes, and their workers, in 100 columns at most."""
     classes = [(name, c) for name, summary in summaries.items() for c in summary.classes]
-    output.write_records([_counts_of(name, c) for name, c in classes], keys=2)
-    print()
-    headers = ("policy", "class", "ttft p50", "p95", "p99", "latency p50", "p95", "p99")
-    output.write_table(headers, [_times_row(name, c) for name, c in classes], keys=2)
+    output.write_records([_class_of(name, c) for name, c in classes], keys=2)
     print()
     output.write_records([_totals_of(name, s) for name, s in summaries.items()], keys=1)
 
 
-def _counts_of(policy: str, c: "ClassSummary") -> dict[str, object]:
+def _class_of(policy: str, c: "ClassSummary") -> dict[str, object]:
     return {
         "policy": policy,
         "class": c.priority_class,
@@ -321,13 +318,9 @@ def _counts_of(policy: str, c: "ClassSummary") -> dict[str, object]:
         "longest wait": _seconds(c.longest_wait_s),
         "goodput/s": f"{c.goodput_per_s:.2f}",
         "in slo": f"{c.within_slo:.1%}",
+        **{f"ttft {name}": _seconds(value) for name, value in asdict(c.ttft_s).items()},
+        **{f"latency {name}": _seconds(value) for name, value in asdict(c.latency_s).items()},
     }
-
-
-def _times_row(policy: str, c: "ClassSummary") -> tuple[object, ...]:
-    ttft, latency = c.ttft_s, c.latency_s
-    times = (ttft.p50, ttft.p95, ttft.p99, latency.p50, latency.p95, latency.p99)
-    return (policy, c.priority_class, *map(_seconds, times))
 
 
 def _totals_of(policy: str, s: "Summary") -> dict[str, object]:

@@ -93,7 +93,7 @@ class ItemCalls:
             for call in self._calls:
                 group.create_task(call.run())
 
-    def send(self, item: Item, timeout_s: float | None) -> bool:
+    def send(self, item: Item, timeout_s: float) -> bool:
         """Send an item on the call with the fewest; return False while no gateway is connected."""
         calls = [call for call in self._calls if call.connected]
         if not calls:
@@ -116,14 +116,13 @@ class _ItemStream:
     def in_flight(self) -> int:
         return len(self._sent)
 
-    def send(self, item: Item, timeout_s: float | None) -> None:
+    def send(self, item: Item, timeout_s: float) -> None:
         request = RunRequest(id=item.position)
         if isinstance(item.request, EmbedRequest):
             request.embed.CopyFrom(item.request)
         else:
             request.request.CopyFrom(item.request)
-        if timeout_s is not None:
-            request.timeout.CopyFrom(duration(timeout_s * 1e3))
+        request.timeout.CopyFrom(duration(timeout_s * 1e3))
         self._sent[item.position] = item
         self._outgoing.append(request)
         self._filled.set()
@@ -140,7 +139,7 @@ class _ItemStream:
             logger.warning(
                 "lost a call to a gateway, resending %d items: %s", len(self._sent), error.message
             )
-            self._release_tokens()
+            self._return_items()
             await asyncio.sleep(RECONNECT_S)
             self.connected = True
 
@@ -171,7 +170,7 @@ class _ItemStream:
             await self._filled.wait()
         return next_group(self._outgoing)
 
-    def _release_tokens(self) -> None:
+    def _return_items(self) -> None:
         lost, self._sent, self._outgoing = self._sent, {}, deque()
         for item in lost.values():
             self._of.on_returned(item)

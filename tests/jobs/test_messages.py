@@ -186,25 +186,6 @@ async def test_a_stream_that_is_gone_pauses_the_job(
     assert (await processes.ended(job.id)).progress.succeeded == 3
 
 
-async def test_a_schedule_of_nats_ends_an_input(
-    nats_url: str, processes: Processes, gateway: GatewayDouble
-) -> None:
-    client = await nats.connect(nats_url)
-    config = {"name": "PROMPTS", "subjects": ["prompts.>", "ends.>"], "allow_msg_schedules": True}
-    await client.request("$JS.API.STREAM.CREATE.PROMPTS", json.dumps(config).encode())
-    made = client.jetstream()
-    cron = {"Nats-Schedule": "* * * * * *", "Nats-Schedule-Time-Zone": "Europe/Berlin"}
-    await processes.start(input_streams=STREAMS)
-    await publish(made, 0, 3)
-    job = await create(processes)
-    await made.publish("ends.nightly", b"", headers={**cron, "Nats-Schedule-Target": SUBJECT})
-
-    job = await processes.ended(job.id)
-    await client.close()
-
-    assert (job.state, job.progress.succeeded) == (pb.JOB_STATE_COMPLETED, 3)
-
-
 async def test_messages_count_as_inputs_of_their_tenant(
     processes: Processes, gateway: GatewayDouble, stream: JetStreamContext
 ) -> None:

@@ -123,47 +123,6 @@ def test_time_is_that_of_the_cost() -> None:
     assert played.ended["a"] == pytest.approx(second + COST(0, 1, 12))
 
 
-def test_prompts_are_computed_in_chunks_beside_rows_that_decode() -> None:
-    engine = continuous(EngineLimits(slots=2, prefill_tokens=8))
-    engine.admit([row("a", 4, 50)])
-    engine.advance(1) if engine.stretch(0.0) else None
-    engine.admit([row("b", 20, 2)])
-    first = []
-    for _ in range(3):
-        stretch = engine.stretch(0.0)
-        assert stretch is not None
-        assert stretch.steps == 1
-        first.append(engine.advance(1).first)
-    assert first == [[], [], ["b"]], "20 prompt tokens, 8 a step"
-
-
-def test_urgent_sequence_preempts_the_youngest_least_urgent() -> None:
-    engine = continuous(EngineLimits(slots=2))
-    engine.admit([row("old", 5, 30, rank=2), row("young", 5, 30, rank=2)])
-    for _ in range(3):
-        assert engine.stretch(0.0) is not None
-        engine.advance(1)
-    engine.admit([row("urgent", 5, 2)])
-    played = Played(engine)
-    assert list(played.ended) == ["urgent", "old", "young"]
-    assert "young" not in played.first, "its first token came before"
-
-
-def test_the_budget_of_a_step_goes_to_the_most_urgent_prompt() -> None:
-    engine = continuous(EngineLimits(slots=4, prefill_tokens=10))
-    engine.admit([row("bulk", 100, 2, rank=2)])
-    assert engine.stretch(0.0) is not None
-    engine.advance(1)
-    engine.admit([row("urgent", 14, 2)])
-    assert list(Played(engine).first) == ["urgent", "bulk"]
-
-
-def test_rows_of_one_rank_do_not_take_each_others_slots() -> None:
-    engine = continuous(EngineLimits(slots=1))
-    engine.admit([row("first", 5, 9), row("second", 5, 1)])
-    assert list(Played(engine).ended) == ["first", "second"]
-
-
 def test_what_is_full_refuses() -> None:
     engine = continuous(EngineLimits(slots=1, waiting=1))
     assert engine.admit([row("a", 1, 1), row("b", 1, 1), row("c", 1, 1)]) == ["c"]

@@ -90,12 +90,6 @@ def test_a_run_can_stop_early() -> None:
     assert history.busy_s == pytest.approx(5.0, abs=0.05)
 
 
-def test_more_workers_finish_sooner() -> None:
-    requests = trace("flood:count=300,lengths=desk")
-    one, three = (simulate(requests, setup(workers=n)).seconds for n in (1, 3))
-    assert three < one / 2
-
-
 def test_what_a_full_worker_refuses_waits_again() -> None:
     limits = EngineLimits(slots=4, waiting=0, cache_tokens=160)
     history = simulate(trace("flood:count=60,lengths=desk"), setup(limits=limits))
@@ -128,18 +122,3 @@ def test_gateway_refuses_late_requests_only() -> None:
     for outcome in histories[1].outcomes:
         if outcome.ending is Ending.REFUSED:
             assert outcome.ended_at == outcome.arrival.at_s
-
-
-def test_a_backlog_of_one_tenant_delays_no_other() -> None:
-    requests = [
-        *(arrival(0.0, answer=30, tenant="many") for _ in range(60)),
-        *(arrival(0.1, answer=30, tenant="few") for _ in range(5)),
-    ]
-
-    history = simulate(requests, setup())
-    assert all(o.ending is Ending.FINISHED for o in history.outcomes)
-    few, many = (
-        max(o.first_at or 0 for o in history.outcomes if o.arrival.tenant == tenant)
-        for tenant in ("few", "many")
-    )
-    assert few < many / 2
