@@ -96,6 +96,7 @@ async def _demo(settings: "Settings") -> dict[str, Any]:
         crash = await survive_crash(client, workers, partial(_kill, mesh))
         _say("\n3. The trace of an answer that lost its worker")
         trace = await draw_trace(client, crash["request_id"])
+    _say("stopped")
     return {"answers": answers, "crash": crash, "trace": trace}
 
 
