@@ -15,7 +15,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -246,8 +246,11 @@ class ClassLimiter:
         slots = self._slots.get(priority_class)
         self._preparing[priority_class] += 1
         try:
-            async with nullcontext() if slots is None else slots.held(tenant):
+            if slots is None:
                 yield
+            else:
+                async with slots.held(tenant):
+                    yield
         finally:
             self._preparing[priority_class] -= 1
 

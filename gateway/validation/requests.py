@@ -187,7 +187,7 @@ def validate(
         model=model,
         priority_class=CLASSES_OF[request.priority],
         sampling=sampling,
-        labels=dict(request.labels),
+        labels=dict(request.labels) if request.labels else {},
         # Tenants do not share keys. The space separates the parts: names of tenants have none.
         key=key and f"{caller.tenant} {key}",
         key_is_shared=bool(key) and not request.idempotency_key_generated,
@@ -264,11 +264,11 @@ def sampling_of(
     Constraints are compiled after admission, because that takes longer than all other checks.
     """
     sampling = pb.SamplingParams(top_p=1.0, repetition_penalty=1.0)
-    counts = {name: len(getattr(params, name)) for name in MOST}
-    if any(counts[name] > most for name, (most, _) in MOST.items()):
-        for name, (most, unit) in MOST.items():
-            violations.check_count(f"sampling.{name}", counts[name], most, unit)
-        return sampling  # copying a million entries costs more than refusing them
+    too_many = [name for name, (most, _) in MOST.items() if len(getattr(params, name)) > most]
+    for name in too_many:
+        violations.add(f"sampling.{name}", "must have at most {} {}".format(*MOST[name]))
+    if too_many:  # copying a million entries costs more than refusing them
+        return sampling
     sampling.MergeFrom(params)
     # Comparisons with NaN are false, so NaN is out of every range.
     ranges = {"max_tokens": (1, max_answer_tokens), **RANGES}
