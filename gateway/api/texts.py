@@ -192,7 +192,7 @@ async def _compute(
     # Answers of no tokens must not count as short answers of the caller's own kind of work.
     request = replace(context.request, labels={WORKLOAD_LABEL: operation})
     attributes = context.log.run_attributes(model, context.request_id)
-    name = names.model_span(operation, model)
+    name = f"{operation} {model}"
     with context.log.child(name, attributes, SpanKind.CLIENT) as span:
         traced = headers_of(span)
         untraced = _untraced(traced)

@@ -304,7 +304,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
         if not self.recorded:
             return headers_of(self._unseen)
         attributes = self.run_attributes(model, run_id)
-        name = names.model_span(self.method, model)
+        name = f"{self.method} {model}"
         span = self._tracer.start_span(name, self._context, trace.SpanKind.CLIENT, attributes)
         self._run_spans[run_id] = span
         return headers_of(span)

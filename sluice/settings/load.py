@@ -34,27 +34,27 @@ def parse(values: dict[str, Any], where: str, lines: Lines | None = None) -> Set
         SettingsError: a key is unknown or has a value that cannot work; every such key is in the message.
     """
     variables = read_variables()
-    found = unknown_variables(variables, Settings)
+    problems = unknown_variables(variables, Settings)
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        found += _all_problems(error, values, variables)
-    if found:
-        raise SettingsError(joined(found, where, lines or {}))
+        problems += _all_problems(error, values, variables)
+    if problems:
+        raise SettingsError(joined(problems, where, lines or {}))
     return settings
 
 
-def refuse(found: Iterable[Problem], path: Path | None) -> None:
+def refuse(problems: Iterable[Problem], path: Path | None) -> None:
     """Raise SettingsError for problems with the settings of `path` that somebody else has found, if there are any."""
     variables = read_variables()
-    located = [replace(one, origin=_origin_of(one.place, variables)) for one in found]
+    located = [replace(each, origin=_origin_of(each.place, variables)) for each in problems]
     if located:
         lines = {} if path is None else read_yaml(path)[1]
         raise SettingsError(joined(located, str(path or "settings"), lines))
 
 
 def _origin_of(place: Place, variables: Sequence[Variable]) -> str:
-    return next((one.origin for one in variables if place and one.sets(place)), "")
+    return next((each.origin for each in variables if place and each.sets(place)), "")
 
 
 def _all_problems(
@@ -66,13 +66,13 @@ def _all_problems(
     the models there is nothing to compare with.
     """
     origin_of = partial(_origin_of, variables=variables)
-    found = problems_of(error, Settings, origin_of)
-    wrong = {problem.place[0] for problem in found if problem.place}
+    problems = problems_of(error, Settings, origin_of)
+    wrong = {problem.place[0] for problem in problems if problem.place}
     if "models" in wrong or not wrong & values.keys():
-        return found
+        return problems
     try:
         Settings(**{key: value for key, value in values.items() if key not in wrong})
     except ValidationError as second:
         more = problems_of(second, Settings, origin_of)
-        found += [one for one in more if not wrong.intersection(one.place[:1])]
-    return found
+        problems += [each for each in more if not wrong.intersection(each.place[:1])]
+    return problems

@@ -57,7 +57,7 @@ class MetricsExchange:
     async def read_all(
         self,
         names: Collection[str],
-        enough: Callable[[list[ProcessMetrics]], bool] = lambda found: True,
+        enough: Callable[[list[ProcessMetrics]], bool] = lambda _: True,
     ) -> list[ProcessMetrics]:
         """Return the metrics with these `names`, or all, of every process that answers within `gather_s`.
 
@@ -66,13 +66,13 @@ class MetricsExchange:
         Raises:
             TransportUnavailable: NATS is not connected.
         """
-        found: list[ProcessMetrics] = []
+        answers: list[ProcessMetrics] = []
         arrived, room = asyncio.Event(), ANSWERS_BYTES
 
         async def take(message: Msg) -> None:
             nonlocal room
             room -= len(message.data)
-            if room < 0 or len(found) >= ANSWERS_MAX:
+            if room < 0 or len(answers) >= ANSWERS_MAX:
                 return
             try:
                 answer = unpack(ProcessMetrics, message.data)
@@ -81,7 +81,7 @@ class MetricsExchange:
                 return
             account = message.subject.removeprefix(inbox)[1:]
             if may_speak_as(account, answer.service.removeprefix(_SERVICES), answer.instance):
-                found.append(answer)
+                answers.append(answer)
                 arrived.set()
             else:
                 logger.warning("ignored metrics of %s from account %s", answer.instance, account)
@@ -90,7 +90,7 @@ class MetricsExchange:
         if not self._client.is_connected:
             raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
         inbox = subjects.metrics_to(self._instance, secrets.token_hex(8))
-        asked = [
+        subscriptions = [
             await self._client.subscribe(subject, cb=take) for subject in (inbox, f"{inbox}.*")
         ]
         try:
@@ -99,13 +99,13 @@ class MetricsExchange:
             await asyncio.sleep(self.gather_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LATE_S):
-                    while not enough(found):
+                    while not enough(answers):
                         arrived.clear()
                         await arrived.wait()
         finally:
-            for subscription in asked:
+            for subscription in subscriptions:
                 await subscription.unsubscribe()
-        return sorted(found, key=lambda one: (one.service, one.instance))
+        return sorted(answers, key=lambda process: (process.service, process.instance))
 
     async def _answer(self, message: Msg) -> None:
         assert self._client is not None, "started"

@@ -136,10 +136,10 @@ class Instruments:
 
     def collect(self, names: Collection[str] = ()) -> Iterator[tuple[Metric, Points]]:
         """Yield the values of the metrics of these `names` that have some; without any, of all."""
-        for found in self.read(self._reader):
-            if not names or found.name in names:
-                metric = METRICS[found.name]
-                yield metric, points_of(metric, found)
+        for collected in self.read(self._reader):
+            if not names or collected.name in names:
+                metric = METRICS[collected.name]
+                yield metric, points_of(metric, collected)
 
     def read(self, reader: InMemoryMetricReader) -> list[SdkMetric]:
         """Collect with one of the readers, and add what other processes have counted."""
@@ -154,17 +154,17 @@ class Instruments:
             if (points := [self._point(metric, *each) for each in read() if any(each[1].buckets)])
         ]
 
-    def _point(self, metric: Metric, labels: Labels, one: Reported) -> HistogramDataPoint:
+    def _point(self, metric: Metric, labels: Labels, histogram: Reported) -> HistogramDataPoint:
         return HistogramDataPoint(
             attributes=attributes_of(metric, labels),
             start_time_unix_nano=self._started_ns,
             time_unix_nano=time.time_ns(),
-            count=sum(one.buckets),
-            sum=one.total,
-            bucket_counts=list(one.buckets),
+            count=sum(histogram.buckets),
+            sum=histogram.total,
+            bucket_counts=list(histogram.buckets),
             explicit_bounds=metric.bounds,
-            min=one.smallest,
-            max=one.largest,
+            min=histogram.smallest,
+            max=histogram.largest,
         )
 
     def shutdown(self) -> None:
@@ -187,13 +187,13 @@ def metrics_of(data: MetricsData) -> Iterator[SdkMetric]:
             yield from scope.metrics
 
 
-def points_of(metric: Metric, found: SdkMetric) -> Points:
+def points_of(metric: Metric, collected: SdkMetric) -> Points:
     """Read the points of a metric with labels in its order."""
-    assert isinstance(found.data, Sum | Gauge | Histogram)
+    assert isinstance(collected.data, Sum | Gauge | Histogram)
     return [
         (
             tuple(str((point.attributes or {}).get(name, "")) for name in metric.labels),
             point if isinstance(point, HistogramDataPoint) else point.value,
         )
-        for point in found.data.data_points
+        for point in collected.data.data_points
     ]

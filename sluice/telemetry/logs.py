@@ -196,29 +196,29 @@ def parse(line: str, process: str, year: int) -> LogLine | None:
 
 
 def _of_match(match: re.Match[str], time_format: str, process: str, year: int) -> LogLine | None:
-    found = {key: value or "" for key, value in match.groupdict().items()}
-    text = f"{year} {found['time']}" if match.re is _TRITON else found["time"]
+    fields = {key: value or "" for key, value in match.groupdict().items()}
+    text = f"{year} {fields['time']}" if match.re is _TRITON else fields["time"]
     try:
-        at = time.mktime(time.strptime(text, time_format)) + int(found["ms"]) / 1e3
+        at = time.mktime(time.strptime(text, time_format)) + int(fields["ms"]) / 1e3
     except ValueError:
         return None
-    word, message = found["level"], found["message"].strip('"')
+    word, message = fields["level"], fields["message"].strip('"')
     level = _WORDS.get(word, word.lower())
     if why := next((why for start, why in _HARMLESS.items() if message.startswith(start)), ""):
         level, message = "info", f"{message} ({why})"
     return LogLine(
         *(at, process, level, message),
-        *(found.get("logger", "").rstrip(":"), found.get("request", ""), found.get("trace", "")),
+        *(fields.get("logger", "").rstrip(":"), fields.get("request", ""), fields.get("trace", "")),
     )
 
 
 def _of_json(line: str, process: str) -> LogLine | None:
     try:
-        found = json.loads(line)
-        at = datetime.fromisoformat(found["time"]).timestamp()
+        fields = json.loads(line)
+        at = datetime.fromisoformat(fields["time"]).timestamp()
         return LogLine(
-            *(at, process, str(found["level"]), str(found["message"])),
-            *(str(found.get(key, "")) for key in ("logger", "request_id", "trace_id")),
+            *(at, process, str(fields["level"]), str(fields["message"])),
+            *(str(fields.get(key, "")) for key in ("logger", "request_id", "trace_id")),
         )
     except (ValueError, KeyError, TypeError):
         return None

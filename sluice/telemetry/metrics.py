@@ -115,7 +115,7 @@ class _Reporting(MetricExporter):
         return result
 
 
-def _with(found: ResourceMetrics, reported: list[SdkMetric]) -> ResourceMetrics:
-    first, *more = found.scope_metrics
+def _with(collected: ResourceMetrics, reported: list[SdkMetric]) -> ResourceMetrics:
+    first, *more = collected.scope_metrics
     scope = ScopeMetrics(first.scope, [*first.metrics, *reported], first.schema_url)
-    return ResourceMetrics(found.resource, [scope, *more], found.schema_url)
+    return ResourceMetrics(collected.resource, [scope, *more], collected.schema_url)

@@ -159,8 +159,3 @@ HTTP_STATUS: Final = "http.response.status_code"
 """Of a call that failed."""
 
 """What was inspected: "input" or "output"."""
-
-
-def model_span(operation: str, model: str) -> str:
-    """Name the span of a model's work, as the conventions of generative AI do: "chat small"."""
-    return f"{operation} {model}"

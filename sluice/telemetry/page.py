@@ -57,9 +57,9 @@ class _Metrics(Collector):
 
     def collect(self) -> Iterable[Family]:
         """Collect anew, at each scrape."""
-        for found in self._read():
-            metric = METRICS[found.name]
-            points = points_of(metric, found)
+        for collected in self._read():
+            metric = METRICS[collected.name]
+            points = points_of(metric, collected)
             if metric.kind == "histogram":
                 yield self._histogram(metric, points)
             else:
@@ -74,8 +74,8 @@ class _Metrics(Collector):
         for labels, point in points:
             assert isinstance(point, HistogramDataPoint)
             exemplars = self._exemplars[metric, labels]
-            for one in point.exemplars:
-                exemplars[bisect_left(metric.bounds, one.value)] = _exemplar(one)
+            for exemplar in point.exemplars:
+                exemplars[bisect_left(metric.bounds, exemplar.value)] = _exemplar(exemplar)
             family.add_metric(labels, _buckets(metric, point, exemplars), point.sum)
         return family
 
@@ -100,15 +100,15 @@ def _buckets(
     buckets: list[_Bucket] = []
     for place, count in enumerate(accumulate(point.bucket_counts)):
         bound = bounds[place]
-        found = exemplars.get(place)
-        buckets.append((bound, count) if found is None else (bound, count, found))
+        exemplar = exemplars.get(place)
+        buckets.append((bound, count) if exemplar is None else (bound, count, exemplar))
     return buckets
 
 
-def _exemplar(found: SdkExemplar) -> Exemplar:
-    ids = {"trace_id": format_trace_id(found.trace_id or 0)}
-    ids["span_id"] = format_span_id(found.span_id or 0)
-    return Exemplar(ids, found.value, round(found.time_unix_nano / 1e9, 3))
+def _exemplar(exemplar: SdkExemplar) -> Exemplar:
+    ids = {"trace_id": format_trace_id(exemplar.trace_id or 0)}
+    ids["span_id"] = format_span_id(exemplar.span_id or 0)
+    return Exemplar(ids, exemplar.value, round(exemplar.time_unix_nano / 1e9, 3))
 
 
 def _labels(attributes: Mapping[str, object] | None) -> dict[str, str]:

@@ -21,7 +21,7 @@ ENDED = {
     names.GEN_AI_OUTPUT_TOKENS: 3,
     names.GEN_AI_RESPONSE_MODEL: "small",
 }
-CHAT = names.model_span("chat", "small")
+CHAT = "chat small"
 LOST = {names.END: "lost", names.OUTPUT_TOKENS: 2}
 ANSWERED = {
     names.END: "answered",

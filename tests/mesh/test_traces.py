@@ -25,7 +25,7 @@ Name = tuple[str, str]
 """A span by service and name."""
 
 GENERATE: Name = (names.SERVICE_GATEWAY, names.SPAN_GENERATE)
-ATTEMPT: Name = (names.SERVICE_GATEWAY, names.model_span("chat", "small"))
+ATTEMPT: Name = (names.SERVICE_GATEWAY, "chat small")
 TASK: Name = (names.SERVICE_BATCHER, names.SPAN_TASK)
 BATCH: Name = (names.SERVICE_BATCHER, names.SPAN_BATCH)
 

@@ -83,7 +83,7 @@ async def test_secrets_are_redacted_in_answers_by_default(guarded: Wire) -> None
     told = [entry for event in events for entry in event.delta.logprobs]
     assert [not entry.top for entry in told] == [token is None for token in shown]
     assert events[-1].finished.reason == pb.FINISH_REASON_STOP
-    attributes = guarded.span(names.model_span("chat", "small")).attributes
+    attributes = guarded.span("chat small").attributes
     assert attributes[names.FINDINGS] == ("secret.aws_access_key:redact",)
     assert attributes[names.SAFETY_POLICY].startswith("default@")
 
@@ -91,15 +91,13 @@ async def test_secrets_are_redacted_in_answers_by_default(guarded: Wire) -> None
 async def test_what_is_only_flagged_in_an_answer_is_on_its_span(guarded: Wire) -> None:
     _, events = await answered(guarded, prompt(), f"pay {IBAN}")
     assert text_of(events) == f"pay {IBAN}"
-    assert guarded.span(names.model_span("chat", "small")).attributes[names.FINDINGS] == (
-        "pii.iban:flag",
-    )
+    assert guarded.span("chat small").attributes[names.FINDINGS] == ("pii.iban:flag",)
 
 
 async def test_a_policy_can_leave_answers_alone(guarded: Wire) -> None:
     _, events = await answered(guarded, under("off"), SAID)
     assert text_of(events) == SAID
-    assert names.FINDINGS not in guarded.span(names.model_span("chat", "small")).attributes
+    assert names.FINDINGS not in guarded.span("chat small").attributes
 
 
 async def test_a_block_stops_the_row_and_names_the_rule(guarded: Wire) -> None:

@@ -133,7 +133,7 @@ async def test_the_spans_of_a_request_form_one_trace(wire: Wire) -> None:
         span = wire.span(name)
         assert span is not None, name
         assert span.parent.span_id == server.context.span_id
-    attempt = wire.span(names.model_span("chat", "small"))
+    attempt = wire.span("chat small")
     assert attempt is not None
     assert attempt.kind is SpanKind.CLIENT
     assert message.headers is not None

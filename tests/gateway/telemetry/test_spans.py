@@ -49,7 +49,7 @@ async def test_an_answer_that_was_recovered_says_so(wire: Wire) -> None:
     root = await root_of(wire)
     assert (root[names.RECOVERED], root[names.RECOVERED_FROM]) == (1, "batcher")
     assert root[names.RECOVERED_GAP_S] >= 0
-    attempt = wire.span(names.model_span("chat", "small")).attributes
+    attempt = wire.span("chat small").attributes
     assert (attempt[names.END], attempt[names.GEN_AI_REQUEST_MODEL]) == ("answered", "small")
     assert list(values(wire.metrics, "sluice.recoveries").values()) == [1]
     assert root[names.MODELS_TRIED] == ("small",)
