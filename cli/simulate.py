@@ -15,7 +15,7 @@ from sluice.wire.subjects import URGENT_CLASS
 
 if TYPE_CHECKING:
     from simulator.arrivals import LengthMix
-    from simulator.engines import EngineKind, EngineLimits
+    from simulator.engines import EngineKind
     from simulator.measured import Costs
     from simulator.planner import JobPlan, TracePlan
     from simulator.results import ClassSummary, Slo, Summary
@@ -122,6 +122,7 @@ class Workers:
         self, policies: str, model: str | None, workers: int = 1, until_s: float | None = None
     ) -> "dict[str, Setup]":
         """Return the simulations by name of policy, in the order in which they were named."""
+        from simulator.engines import EngineLimits
         from simulator.simulator import Setup
         from sluice import settings
         from sluice.settings.batching import Policy
@@ -135,7 +136,11 @@ class Workers:
             policy=next(iter(policies_by_name.values())),
             cost=costs.step,
             workers=workers,
-            limits=self._limits(),
+            limits=EngineLimits(
+                slots=self.slots,
+                prefill_tokens=self.prefill_tokens,
+                cache_tokens=self.cache_tokens,
+            ),
             engine=engine,
             weights=mesh.weights,
             admission=self.admission,
@@ -171,16 +176,6 @@ class Workers:
         if name in SHIPPED or not Path(name).is_file():
             return Costs(checked(lambda: named_cost(name), "--cost"))
         return checked(lambda: parse_costs(lines_of(Path(name))), name)
-
-    def _limits(self) -> "EngineLimits":
-        """Return the limits of a worker."""
-        from simulator.engines import EngineLimits
-
-        return EngineLimits(
-            slots=self.slots,
-            prefill_tokens=self.prefill_tokens,
-            cache_tokens=self.cache_tokens,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
