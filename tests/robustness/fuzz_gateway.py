@@ -165,7 +165,9 @@ class FuzzedGateway:
             "dry_run": gateway._safety.answer_dry_run,
             **gateway._admin.answers,
         }
-        await shared.peers.start(self.nats, answers, (gateway.reload, shared.usage))
+        await shared.peers.start(
+            self.nats, answers, (gateway.reload, shared.usage), gateway.authenticator.refresh_keys
+        )
         await gateway.exchange.start(self.nats)
         await gateway.transport.start(self.nats, gateway.shared.drains.on_report)
         gateway.shared.idempotency_keys.open(self.nats)

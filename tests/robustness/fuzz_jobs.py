@@ -124,10 +124,10 @@ class FuzzedJobs:
     def __init__(self) -> None:
         settings = JobsSettings.model_validate(_SETTINGS)
         self._store = JobStore(settings, replicas=1)
-        nothing: Any = None
-        process = JobProcess("jobs", settings, self._store, nothing, NoOpTracer(), Instruments())
+        gateways: Any = _Gateways()
+        process = JobProcess("jobs", settings, self._store, gateways, NoOpTracer(), Instruments())
         process.quotas.counted.set()
-        self._service = JobService(process, _models)
+        self._service = JobService(process)
         self._jobs: list[str] = []
         self._uploads: list[str] = []
 
@@ -199,8 +199,12 @@ class FuzzedJobs:
         await self._store.append(job, record.stage, record.attempt, segment, last)
 
 
-async def _models() -> set[str]:
-    return {"auto", "small", "large"}
+class _Gateways:
+    """Knows the models of the fuzzed jobs."""
+
+    async def model_names(self) -> set[str]:
+        """The models that exist."""
+        return {"auto", "small", "large"}
 
 
 async def _each(requests: Sequence[Any]) -> AsyncIterator[Any]:

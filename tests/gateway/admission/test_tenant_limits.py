@@ -88,7 +88,7 @@ def test_tokens_are_reserved_and_settled() -> None:
     held = world.reserve(ACME, "small", 900)
     with pytest.raises(errors.LimitReached, match="tokens_per_minute"):
         world.reserve(ACME, "small", 200)
-    held(150)
+    held(150, None)
     world.reserve(ACME, "small", 850)
     assert world.refusal().metadata["limit"] == "tokens_per_minute"
 
@@ -306,7 +306,7 @@ def test_headers_say_what_remains(
     for _ in range(requests):
         world.enter(ACME)
     if used:
-        world.reserve(ACME, "small", 100)(used)
+        world.reserve(ACME, "small", 100)(used, None)
     world.now += after_s
     words = ("limit", "remaining", "reset")
     assert world.core.headers(ACME) == {

@@ -96,7 +96,7 @@ def test_every_option_travels() -> None:
     }
     options: Any = {"priority": "bulk", "labels": {"team": "desk"}, "idempotency_key": "mine"}
     turns = [Message("system", "s"), Message("user", "u")]
-    request = generate_request(turns, {**sampling, **options})
+    request = generate_request(turns, sampling | options)
     assert [turn.role for turn in request.chat.messages] == [pb.ROLE_SYSTEM, pb.ROLE_USER]
     assert request.sampling == pb.SamplingParams(**sampling)
     assert (request.priority, dict(request.labels)) == (pb.PRIORITY_BULK, {"team": "desk"})
