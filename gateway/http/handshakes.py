@@ -13,8 +13,6 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-_ACCEPTS: Final = 64
-"""Most connections that are accepted in one turn of the event loop."""
 _RETRY_S: Final = 0.1
 """Pause after a failed accept, in seconds: while no file descriptor is free, the next one fails too."""
 
@@ -36,55 +34,43 @@ class TlsListener:
         self._context = context
         self._handshake_s = handshake_s
         self._handshakes_max = handshakes_max
-        self._socket: socket.socket | None = None
         self._handshakes: dict[asyncio.Task[None], None] = {}
         """Running handshakes, oldest first."""
-        self._retry: asyncio.TimerHandle | None = None
+        self._accepting: asyncio.Task[None] | None = None
 
     def start(self, listening: socket.socket) -> None:
         """Accept connections to `listening`."""
         listening.setblocking(False)
-        self._socket = listening
-        asyncio.get_running_loop().add_reader(listening.fileno(), self._accept)
+        self._accepting = asyncio.create_task(self._accept(listening))
 
     def close(self) -> None:
         """Stop accepting, and end running handshakes. The socket stays open."""
-        if self._socket is None:
-            return
-        asyncio.get_running_loop().remove_reader(self._socket.fileno())
-        self._socket = None
-        if self._retry is not None:
-            self._retry.cancel()
+        if self._accepting is not None:
+            self._accepting.cancel()
         for task in self._handshakes:
             task.cancel()
 
-    def _accept(self) -> None:
-        assert self._socket is not None, "a reader of it called"
-        for _ in range(_ACCEPTS):
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
             try:
-                accepted, _address = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                accepted, _address = await loop.sock_accept(listening)
+            except ConnectionAbortedError:
+                continue
             except OSError as error:
-                self._pause(error)
-                return
-            self._add(accepted)
-
-    def _pause(self, error: OSError) -> None:
-        logger.error("accept failed on the HTTP port: %s (next try in %g s)", error, _RETRY_S)
-        listening, loop = self._socket, asyncio.get_running_loop()
-        assert listening is not None, "an accept of it failed"
-        loop.remove_reader(listening.fileno())
-        self._retry = loop.call_later(_RETRY_S, self.start, listening)
-
-    def _add(self, accepted: socket.socket) -> None:
-        if len(self._handshakes) >= self._handshakes_max:
-            oldest = next(iter(self._handshakes))
-            del self._handshakes[oldest]
-            oldest.cancel()
-        task = asyncio.create_task(self._set_up(accepted))
-        self._handshakes[task] = None
-        task.add_done_callback(partial(self._end, accepted))
+                logger.error(
+                    "accept failed on the HTTP port: %s (next try in %g s)", error, _RETRY_S
+                )
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if len(self._handshakes) >= self._handshakes_max:
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                oldest.cancel()
+            task = asyncio.create_task(self._set_up(accepted))
+            self._handshakes[task] = None
+            task.add_done_callback(partial(self._end, accepted))
+            await asyncio.sleep(0)  # many connections at a time leave room for calls
 
     def _end(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
         self._handshakes.pop(task, None)
