@@ -207,23 +207,6 @@ async def test_an_error_in_a_stream_is_its_last_event(http: Wire, openai: AsyncO
     assert caught.value.code == "engine_failed"
 
 
-async def test_a_key_replays_an_answer(http: Wire, openai: AsyncOpenAI) -> None:
-    async def asked(text: str) -> str:
-        answer = await openai.chat.completions.create(
-            model="small",
-            messages=[{"role": "user", "content": text}],
-            extra_headers={"idempotency-key": "k1"},
-        )
-        return answer.choices[0].message.content or ""
-
-    first, _ = await answered(http, asked("hello"))
-    assert await asked("hello") == first
-    with pytest.raises(sdk.ConflictError) as caught:
-        await asked("another")
-    assert caught.value.code == "idempotency_key_reused"
-    assert caught.value.response.headers["x-should-retry"] == "false"
-
-
 @pytest.mark.parametrize(("streams", "answers"), [(False, 1), (True, 1), (True, 2)])
 async def test_client_that_leaves_cancels_its_runs(http: Wire, streams: bool, answers: int) -> None:
     connection = await Connection.to(http.http)
