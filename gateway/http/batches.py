@@ -9,10 +9,11 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from pydantic import Field
 
 from gateway.admission.arrivals import Arrivals
 from gateway.admission.turns import TenantSlots
@@ -23,6 +24,7 @@ from gateway.http.names import IDEMPOTENCY_KEY, BodyKind, FieldNames
 from gateway.http.requests import PRIORITY, class_of, labels_of
 from sluice.client.openai_lines import encoded_line
 from sluice.errors import InvalidRequest, JobUnknown, SluiceError, UploadUnknown
+from sluice.openai.bodies import Part, read
 from sluice.openai.embeddings import EMBEDDINGS
 from sluice.openai.requests import URLS, labels_of_metadata
 from sluice.v1 import jobs_pb2 as pb
@@ -67,7 +69,6 @@ EXPIRY_S_MIN: Final = 3600
 EXPIRY_S_MAX: Final = 30 * 24 * 3600
 """Bounds of the retention of files, in seconds; OpenAI's."""
 _ENDPOINTS: Final = (*URLS, EMBEDDINGS)
-_WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})h")
 _STATUS: Final = {
     "queued": "validating",
     "running": "in_progress",
@@ -75,6 +76,26 @@ _STATUS: Final = {
 }
 """OpenAI's status where it differs from the state of the job."""
 _ENDS: Final = ("completed", "failed", "cancelled", "expired")
+
+
+_REMEDIES: Final = {"completion_window": 'must be a number of hours, such as "24h"'}
+
+
+class _Expiry(Part):
+    """The retention of a file."""
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=EXPIRY_S_MIN, le=EXPIRY_S_MAX)
+
+
+class _Batch(Part):
+    """The body of a new batch."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    completion_window: str = Field(pattern="^[1-9][0-9]{0,3}h$")
+    metadata: Any = None
+    output_expires_after: _Expiry | None = None
 
 
 class JobCalls:
@@ -263,27 +284,12 @@ async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:
             **expiry,
             "seconds": int(seconds) if re.fullmatch("[0-9]{1,9}", seconds) else None,
         }
-        after = _expiry("expires_after", expiry_fields)
+        after = read(_Expiry, expiry_fields, "expires_after")
         with suppress(asyncio.InvalidStateError):
-            await storing.write(pb.UploadInputRequest(expires_after=after))
+            await storing.write(
+                pb.UploadInputRequest(expires_after=Duration(seconds=after.seconds))
+            )
     await storing.done_writing()
-
-
-def _expiry(field: str, expiry: Any) -> Duration:
-    """Return the retention of a file.
-
-    Raises:
-        InvalidRequest: `expiry` is not of the form that OpenAI's API defines.
-    """
-    if not isinstance(expiry, dict) or expiry.keys() != {"anchor", "seconds"}:
-        raise InvalidRequest.of(field, "must be an object with anchor and seconds")
-    if expiry["anchor"] != "created_at":
-        raise InvalidRequest.of(f"{field}.anchor", 'must be "created_at"')
-    seconds = expiry["seconds"]
-    is_integer = isinstance(seconds, int) and not isinstance(seconds, bool)
-    if not (is_integer and EXPIRY_S_MIN <= seconds <= EXPIRY_S_MAX):
-        raise InvalidRequest.of(f"{field}.seconds", f"must be {EXPIRY_S_MIN} to {EXPIRY_S_MAX}")
-    return Duration(seconds=seconds)
 
 
 def _lines(job: str, results: Any, part: str) -> bytes:
@@ -352,29 +358,21 @@ def create_request(
     """Return the request for a job that the body of a new batch describes.
 
     Raises:
-        InvalidRequest: A field is unsupported, or its value is invalid.
+        BadField: A field is unsupported, or its value is invalid.
+        InvalidRequest: A header is invalid.
     """
-    fields = {name: value for name, value in body.items() if value is not None}
-    file_id, endpoint = _take_text(fields, "input_file_id"), _take_text(fields, "endpoint")
-    if endpoint not in _ENDPOINTS:
-        raise InvalidRequest.of("endpoint", f"must be one of {', '.join(_ENDPOINTS)}")
-    window = _WINDOW.fullmatch(_take_text(fields, "completion_window"))
-    if window is None:
-        raise InvalidRequest.of("completion_window", 'must be a number of hours, such as "24h"')
-    labels = labels_of_metadata(fields.pop("metadata", {}))
-    expiry = fields.pop("output_expires_after", None)
-    if fields:
-        raise InvalidRequest.of(min(fields), "is not supported; leave it out")
+    fields = read(_Batch, body, remedies=_REMEDIES)
+    labels = labels_of_metadata(fields.metadata or {})
     # `batch_object` reads the endpoint from the name. Jobs do not need it: each line of the file has its own.
-    spec = pb.JobSpec(name=endpoint, labels={**labels, **labels_of(headers)})
+    spec = pb.JobSpec(name=fields.endpoint, labels={**labels, **labels_of(headers)})
     if PRIORITY in headers:  # otherwise jobs choose the class
         spec.priority = value_of(Priority, class_of(headers))
-    spec.input.upload_id = upload_of(file_id)
-    if expiry is not None:
-        spec.results_expire_after.CopyFrom(_expiry("output_expires_after", expiry))
+    spec.input.upload_id = upload_of(fields.input_file_id)
+    if fields.output_expires_after is not None:
+        spec.results_expire_after.seconds = fields.output_expires_after.seconds
     spec.input.format = pb.JOB_INPUT_FORMAT_OPENAI
     # OpenAI's completion window becomes the deadline of the job.
-    end = now_unix_ms + int(window[1]) * 3_600_000
+    end = now_unix_ms + int(fields.completion_window.removesuffix("h")) * 3_600_000
     spec.limits.deadline_time.CopyFrom(timestamp(end))
     # A batch cannot be resumed by OpenAI's API, so it must not pause: all invalid lines go into the error file.
     spec.limits.max_bad_line_share = 1.0
@@ -509,10 +507,3 @@ def _errors(job: pb.Job) -> Json | None:
 def _window(job: pb.Job) -> str:
     seconds = job.spec.limits.deadline_time.seconds - job.create_time.seconds
     return f"{round(seconds / 3600)}h" if seconds > 0 else "24h"
-
-
-def _take_text(fields: dict[str, Any], name: str) -> str:
-    value = fields.pop(name, None)
-    if not isinstance(value, str):
-        raise InvalidRequest.of(name, "is required, as a string")
-    return value

@@ -72,9 +72,8 @@ def read(
     except ValidationError as failed:
         error = failed.errors(include_url=False, include_input=False)[0]
     field = _path(path, error["loc"])
-    problem = _PROBLEMS.get(error["type"], error["msg"]).format_map(error.get("ctx", {}))
-    if error["type"] in ("extra_forbidden", "literal_error"):
-        problem = (remedies or {}).get(field, problem)
+    described = _PROBLEMS.get(error["type"], error["msg"]).format_map(error.get("ctx", {}))
+    problem = (remedies or {}).get(field, described)
     raise BadField(f"{field}: {problem}")
 
 
