@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.cores import Cores, EventQueue, Sharing
+from simulator.cores import Alarm, Cores, EventQueue, Sharing
 from simulator.results import Ending, History
 from simulator.simulator import simulate
 from tests.simulator.kit import COST, LINKS, SHARING, arrival, setup, trace
@@ -48,6 +48,17 @@ def test_who_has_work_gets_an_equal_part(
     cores: int, slowdown: float, work: list[tuple[float, float]], done: list[float]
 ) -> None:
     assert done_at(Sharing(cores, 0, 0, 0, slowdown), *work) == pytest.approx(done)
+
+
+def test_an_alarm_rings_once_at_the_earliest_time() -> None:
+    events, rung = EventQueue(), list[float]()
+    alarm = Alarm(events, lambda: rung.append(events.now))
+    for times in ((3.0, 2.0, 5.0), (7.0,)):
+        for at in times:
+            alarm.set(at)
+        while events.next_at() is not None:
+            events.step()
+    assert rung == [2.0, 7.0]
 
 
 def test_the_time_of_one_request_has_what_it_costs_all_processes() -> None:
