@@ -136,6 +136,10 @@ def _by_worker(value: Callable[[WorkerState | None], float]) -> _Points:
     return points
 
 
+def _of_load(field: str) -> _Points:
+    return _by_worker(lambda worker: getattr(worker.load, field) if worker else 0)
+
+
 def _by_counts(
     value: Callable[[worker_pb2.WorkerLoad, worker_pb2.WorkerCounts], float],
     more: tuple[str, ...] = (),
@@ -173,15 +177,9 @@ _READERS: Final[Sequence[tuple[str, _Points]]] = (
         "sluice.worker.live",
         _by_worker(lambda worker: int(worker is not None and worker.serves)),
     ),
-    ("sluice.worker.slots", _by_worker(lambda worker: worker.load.slots if worker else 0)),
-    (
-        "sluice.worker.running",
-        _by_worker(lambda worker: worker.load.running if worker else 0),
-    ),
-    (
-        "sluice.worker.waiting",
-        _by_worker(lambda worker: worker.load.waiting if worker else 0),
-    ),
+    ("sluice.worker.slots", _of_load("slots")),
+    ("sluice.worker.running", _of_load("running")),
+    ("sluice.worker.waiting", _of_load("waiting")),
     ("sluice.worker.kv_cache.usage", _by_worker(_cache_share)),
     ("sluice.worker.step.rows", _by_counts(lambda _, counts: counts.step_tasks)),
     ("sluice.worker.tokens", _by_counts(lambda _, counts: counts.tokens, ("output",))),

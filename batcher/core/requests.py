@@ -198,7 +198,10 @@ class RequestTable:
             # The worker gave it back: only a real failure counts against the worker.
             elif new.final.end == frame_pb2.TASK_END_RETURNED:
                 failed |= new.final.return_cause != _NOT_ACCEPTED
-                self._on_returned(request, new, now)
+                if new.token_ids:
+                    self._outbox.publish(request, part_of(new, final=False))
+                cause = new.final.return_cause or frame_pb2.RETURN_CAUSE_WORKER_LOST
+                self._return_to_gateway(request, now, cause, new.final.error, stop=False)
             else:
                 succeeded |= bool(new.token_ids or new.final.values)
                 self._end(request, new.final, now, new)
@@ -230,13 +233,6 @@ class RequestTable:
             else:
                 end = frame_pb2.Final(end=frame_pb2.TASK_END_REFUSED, error=refusal.error)
                 self._end(request, end, now)
-
-    def _on_returned(self, request: QueuedRequest, frame: frame_pb2.Frame, now: float) -> None:
-        """Handle a request that its worker cannot continue."""
-        if frame.token_ids:
-            self._outbox.publish(request, part_of(frame, final=False))
-        cause = frame.final.return_cause or frame_pb2.RETURN_CAUSE_WORKER_LOST
-        self._return_to_gateway(request, now, cause, frame.final.error, stop=False)
 
     # Time.
 

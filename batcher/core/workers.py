@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -141,7 +141,8 @@ class WorkerState:
             requests_max: requests of this batcher that may be in it.
         """
         load, remaining = self.load, requests_max - len(self.requests)
-        prefill = sum([request.prefill_tokens for request in self._in_flight()])
+        in_flight = chain.from_iterable(self._unacknowledged.values())
+        prefill = sum([request.prefill_tokens for request in in_flight])
         # Reading a message field takes a microsecond, and most often nothing waits.
         by_rank = (
             [rank.waiting_tokens for rank in load.classes] if load.waiting_tokens else _NOTHING
@@ -161,9 +162,6 @@ class WorkerState:
             batches_running=load.batches + len(self._unacknowledged),
             urgent=classes[:-1] if load.classes else (),
         )
-
-    def _in_flight(self) -> Iterator[QueuedRequest]:
-        return chain.from_iterable(self._unacknowledged.values())
 
     def _granted(self) -> tuple[Sequence[int], Sequence[float]]:
         """Return the granted totals of slots and KV cache tokens, by class."""

@@ -101,7 +101,8 @@ class Order:
     def first(self, now: float) -> QueueEntry | None:
         """Return the request with the smallest key, or None if none waits."""
         if not self.by_class:
-            return self._first_to_arrive(now)
+            waiting = [members.first(now) for members in self.classes.values() if members.waiting]
+            return min(waiting, key=lambda entry: self.key(entry, now), default=None)
         chosen: ClassOrder | None = None
         overdue_since = math.inf
         for members in self.classes.values():
@@ -157,7 +158,3 @@ class Order:
         shares = dict.fromkeys(CLASSES[: RANKS[priority_class]], 1.0)
         shares[priority_class] = self.classes[priority_class].share_before(tenant)
         return shares
-
-    def _first_to_arrive(self, now: float) -> QueueEntry | None:
-        waiting = [members.first(now) for members in self.classes.values() if members.waiting]
-        return min(waiting, key=lambda entry: self.key(entry, now), default=None)

@@ -71,7 +71,7 @@ class Queue:
             members.served(now - entry.sent_at)
             self._lengths.observe(entry, output_tokens)
             produced = entry.prefill_tokens - entry.prompt_tokens
-            self.waits.measure(entry, output_tokens - produced, decode_s, now)
+            self.waits.speeds.end(entry, output_tokens - produced, decode_s, now)
         self.on_answered(entry, now if whole else None)
         self.waits.on_left(entry, now)
 

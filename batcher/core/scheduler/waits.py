@@ -29,14 +29,18 @@ TENANTS_REPORTED: Final = 64
 
 
 class ExpectedWaits:
-    """Expected waits of one model's queue."""
+    """Expected waits of one model's queue.
+
+    Attributes:
+        speeds: of its workers, as measured.
+    """
 
     def __init__(
         self, order: Order, policy: Policy, window_s: Callable[[str, float], float]
     ) -> None:
         """Create it; `window_s` returns how long the policy lets a new request of a class wait for others."""
         self._order, self._policy, self._window_s = order, policy, window_s
-        self._speeds = Speeds()
+        self.speeds = Speeds()
         self._occupancy = Occupancy()
         self._sent: dict[QueueEntry, None] = {}
         """Requests in workers, in order of their batches."""
@@ -50,7 +54,7 @@ class ExpectedWaits:
     @property
     def is_full(self) -> bool:
         """Whether all granted capacity is used."""
-        return self._speeds.is_full
+        return self.speeds.is_full
 
     # Events.
 
@@ -60,14 +64,14 @@ class ExpectedWaits:
         self._is_blocked = decision.batch is None and decision.wake_at is None
         self._occupancy.watch(now)
         for entry in decision.batch.entries if decision.batch else ():
-            self._speeds.begin(entry, now)
+            self.speeds.begin(entry, now)
             self._sent[entry] = None
             self._occupancy.add(entry.priority_class, 1)
 
     def watch(self, now: float, *, has_capacity: bool) -> None:
         """Record whether workers grant more, once nothing more can be sent."""
         self._is_blocked = self._is_blocked and self._order.waiting > 0
-        self._speeds.watch(now, is_full=self._is_blocked or not has_capacity)
+        self.speeds.watch(now, is_full=self._is_blocked or not has_capacity)
         self._occupancy.watch(now)
 
     def on_left(self, entry: QueueEntry, now: float) -> None:
@@ -75,10 +79,6 @@ class ExpectedWaits:
         self._occupancy.watch(now)
         del self._sent[entry]
         self._occupancy.add(entry.priority_class, -1)
-
-    def measure(self, entry: QueueEntry, tokens: int, decode_s: float, now: float) -> None:
-        """Measure a request that ended by itself; see `Speeds.end`."""
-        self._speeds.end(entry, tokens, decode_s, now)
 
     # Reports.
 
@@ -99,7 +99,7 @@ class ExpectedWaits:
                 for tenant in (NO_TENANT, *members.busiest(TENANTS_REPORTED)):
                     waits_s[tenant] = self._wait_s(name, tenant, slots, now)
             wait_s = waits_s.pop(NO_TENANT, 0.0)
-            speed = self._speeds.of_class(name, now) or ClassSpeed()
+            speed = self.speeds.of_class(name, now) or ClassSpeed()
             yield control_pb2.ClassReport(
                 priority_class=name,
                 queued=members.waiting,
@@ -118,7 +118,7 @@ class ExpectedWaits:
 
     def tokens_per_s(self, now: float) -> float:
         """Return the token rate while all granted capacity is used; 0 otherwise, or while unknown."""
-        return self._speeds.tokens_per_s(len(self._sent), now) if self.is_full else 0.0
+        return self.speeds.tokens_per_s(len(self._sent), now) if self.is_full else 0.0
 
     def free_slots(self, priority_class: str, capacities: Sequence[Capacity]) -> int:
         """Return how many new requests of the class could be sent at once."""
@@ -133,12 +133,12 @@ class ExpectedWaits:
     # Inside.
 
     def _wait_s(self, priority_class: str, tenant: str, slots: Slots, now: float) -> float:
-        own = self._speeds.of_class(priority_class, now)
+        own = self.speeds.of_class(priority_class, now)
         if own is None:
             return 0.0
         entries = seconds = 0.0
         for name, share in self._order.before(priority_class, tenant).items():
-            members, speed = self._order.classes[name], self._speeds.of_class(name, now) or own
+            members, speed = self._order.classes[name], self.speeds.of_class(name, now) or own
             answers = max(0, members.tokens - members.prefill_tokens)
             entries += share * members.waiting
             seconds += share * speed.time_s(members.waiting, members.prefill_tokens, answers)
@@ -172,7 +172,7 @@ class ExpectedWaits:
 
         One that takes longer than expected is assumed to take as long again.
         """
-        speeds = self._speeds
+        speeds = self.speeds
         speed = speeds.of_class(entry.priority_class, now) or speeds.of_class(priority_class, now)
         if speed is None:
             return 0.0
