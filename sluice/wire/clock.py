@@ -9,8 +9,6 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 _NANOS = 1_000_000_000
-_SHORT_MS = 999.0
-"""A shorter one has no whole seconds, however it is rounded."""
 _LONGEST_MS = 1e14
 """Three thousand years: what a Duration holds is not much longer."""
 
@@ -34,9 +32,6 @@ def duration(ms: float) -> Duration:
 
 def set_duration(message: Duration, ms: float) -> None:
     """Set a new `message` to a duration; 0 for one that is negative or too long, as another process may send it."""
-    if 0 <= ms < _SHORT_MS:
-        message.nanos = round(ms * 1e6)
-        return
     nanos = round(ms * 1e6) if 0 <= ms <= _LONGEST_MS else 0
     message.seconds, message.nanos = divmod(nanos, _NANOS)
 
