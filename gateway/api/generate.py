@@ -54,8 +54,6 @@ from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import FinishReason, GenerateRequest, GenerateResponse, SamplingParams
 from sluice.wire.enums import word_of
 
-Stream = Callable[[GenerateRequest, GrpcCall], Awaitable[GenerateResponse | None]]
-"""Answers a call of Generate over gRPC; returns the last message."""
 Write = Callable[[GenerateResponse], Awaitable[None]]
 """Takes a message of an answer; may keep and change it."""
 

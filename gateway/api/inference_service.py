@@ -2,69 +2,33 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from gateway.api.batch import answer_batch
 from gateway.api.count import count_tokens
-from gateway.api.generate import Generator, Stream
+from gateway.api.generate import Generator
 from gateway.api.methods import GrpcCall
-from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
-from gateway.api.whole import whole_answer
+from gateway.api.texts import EMBED, RERANK, SCORE, respond
+from gateway.api.whole import answer_text
 from gateway.streaming.load_table import ModelLoadTable
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 
 
-@dataclass(frozen=True, eq=False)
 class InferenceService:
-    """Answers requests to models.
+    """Answers requests to models; most methods are functions of their modules."""
 
-    Attributes:
-        generator: Answers requests.
-        loads: Loads of the models.
-    """
-
-    generator: Generator
-    loads: ModelLoadTable
-
-    @property
-    def Generate(self) -> Stream:
-        """See the proto."""
-        return self.generator.stream
-
-    async def GenerateText(
-        self, request: pb.GenerateRequest, context: GrpcCall
-    ) -> pb.GenerateTextResponse:
-        """See the proto."""
-        answer, _ = await whole_answer(self.generator, request, context)
-        return answer
-
-    async def GenerateBatch(
-        self, request: pb.GenerateBatchRequest, context: GrpcCall
-    ) -> pb.GenerateBatchResponse:
-        """See the proto."""
-        return await answer_batch(self.generator, request, context)
-
-    async def Embed(self, request: pb.EmbedRequest, context: GrpcCall) -> pb.EmbedResponse:
-        """See the proto."""
-        response, _ = await answer_texts(self.generator, EMBED, request, context)
-        return response
-
-    async def Rerank(self, request: pb.RerankRequest, context: GrpcCall) -> pb.RerankResponse:
-        """See the proto."""
-        response, _ = await answer_texts(self.generator, RERANK, request, context)
-        return response
-
-    async def Score(self, request: pb.ScoreRequest, context: GrpcCall) -> pb.ScoreResponse:
-        """See the proto."""
-        response, _ = await answer_texts(self.generator, SCORE, request, context)
-        return response
-
-    async def CountTokens(
-        self, request: pb.CountTokensRequest, context: GrpcCall
-    ) -> pb.CountTokensResponse:
-        """See the proto."""
-        return await count_tokens(self.generator, request, context)
+    def __init__(self, generator: Generator, loads: ModelLoadTable) -> None:
+        """Answer by `generator`; `loads` are those of the models."""
+        self._generator = generator
+        self._loads = loads
+        self.Generate = generator.stream
+        self.GenerateText = partial(answer_text, generator)
+        self.GenerateBatch = partial(answer_batch, generator)
+        self.Embed = partial(respond, generator, EMBED)
+        self.Rerank = partial(respond, generator, RERANK)
+        self.Score = partial(respond, generator, SCORE)
+        self.CountTokens = partial(count_tokens, generator)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: GrpcCall
@@ -72,19 +36,19 @@ class InferenceService:
         """See the proto."""
         now = time.monotonic()
         names, next_page = _page_of(
-            self.generator.catalog.names, request.page_size, request.page_token
+            self._generator.catalog.names, request.page_size, request.page_token
         )
         models = [self._model(name, now) for name in names]
         return pb.ListModelsResponse(models=models, next_page_token=next_page)
 
     def _model(self, name: str, now: float) -> pb.Model:
-        model = self.generator.catalog[name]
-        load = self.loads.load(model.settings.task_name, now)
+        model = self._generator.catalog[name]
+        load = self._loads.load(model.settings.task_name, now)
         return pb.Model(
             name=name,
             tier=model.settings.tier,
             context_tokens=model.context_tokens,
-            ready=self.generator.upstream.overload.is_ready(name, model.settings.task_name, now),
+            ready=self._generator.upstream.overload.is_ready(name, model.settings.task_name, now),
             slots=load.slots,
             running=load.running,
             queued=load.queued,

@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.descriptor_pool import Default as default_pool
 from typing_extensions import override
 
-from gateway.admission.arrivals import LOOP_BYTES, MESH_ONLY, Arrivals
+from gateway.admission.arrivals import MESH_ONLY, Arrivals
 from gateway.admission.request_context import Call, fail_with
 from gateway.identity.caller import ASKS, methods_of, roles_for
 from gateway.validation.requests import class_of
@@ -206,13 +206,9 @@ class UnaryMethod(Method):
         tenant = call.caller.tenant
         payload = await arrivals.receive(tenant, call.read)
         size = 0 if payload is grpc.aio.EOF else len(payload)
-        arrivals.bytes.take(tenant, size)
-        try:
+        with arrivals.bytes.held(tenant, size):
             try:
-                if size <= LOOP_BYTES:
-                    request = self._parse(payload)
-                else:
-                    request = await arrivals.parse(tenant, size, self._parse, payload)
+                request = await arrivals.parse(tenant, size, self._parse, payload)
             except (InvalidRequest, MessageTooLarge):
                 if self._roles == ASKS:
                     arrivals.on_rejected(call.caller)
@@ -227,8 +223,6 @@ class UnaryMethod(Method):
                 answering = self._behaviour(request, call)
                 del request  # it may be large, and the answer may take long
                 return await answering
-        finally:
-            arrivals.bytes.give(tenant, size)
 
 
 class StreamMethod(Method):

@@ -141,6 +141,12 @@ async def answer_texts(
             return await context.run(_answer(generator, kind, wire, context)), log
 
 
+async def respond(generator: Generator, kind: TextsKind[_Q, _R], wire: _Q, call: Call) -> _R:
+    """Return the response alone, as `answer_texts` does."""
+    response, _ = await answer_texts(generator, kind, wire, call)
+    return response
+
+
 async def _answer(
     generator: Generator, kind: TextsKind[Any, Any], wire: Any, context: RequestContext
 ) -> Any:

@@ -32,6 +32,14 @@ async def whole_answer(
     return answer, await generator.answer(request, call, collect)
 
 
+async def answer_text(
+    generator: Generator, request: pb.GenerateRequest, call: Call
+) -> pb.GenerateTextResponse:
+    """Return the answer alone, as `whole_answer` does."""
+    answer, _ = await whole_answer(generator, request, call)
+    return answer
+
+
 def add_events(whole: pb.GenerateTextResponse, response: pb.GenerateResponse) -> None:
     """Add the next message of a stream to the whole answer."""
     if response.HasField("started"):

@@ -1,15 +1,13 @@
-"""The routes of the HTTP API, and the ASGI application that serves them."""
+"""The routes of the HTTP API, and the application that serves them."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission.arrivals import Arrivals
 from gateway.admission.request_context import internal_error
@@ -19,7 +17,7 @@ from gateway.http.anthropic import COUNT_TOKENS, MESSAGES
 from gateway.http.api import api_of
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
 from gateway.http.batches import JobCalls
-from gateway.http.call import ABORT, Behaviour, Endpoint
+from gateway.http.call import Behaviour, Endpoint
 from gateway.http.inference import RESPONSES, ModelCalls
 from gateway.http.models import ModelList
 from gateway.identity.caller import ANY, ASKS, CHANGES
@@ -28,40 +26,6 @@ from sluice.openai.embeddings import EMBEDDINGS, RERANK
 from sluice.openai.requests import URLS
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Application:
-    """The HTTP API as an ASGI application.
-
-    Calls to paths without parameters skip Starlette's middleware and route search, which endpoints do not need: they
-    turn their errors into answers themselves.
-
-    Attributes:
-        fixed: Endpoints of paths without parameters, by method and path.
-        others: Serves all other paths, and answers 404 for unknown ones.
-    """
-
-    fixed: Mapping[tuple[str, str], ASGIApp]
-    others: ASGIApp
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        route = scope["method"], scope["path"]
-        endpoint = self.fixed.get(route)
-        if endpoint is None:
-            await self.others(scope, receive, send)
-            return
-        try:
-            await endpoint(scope, receive, send)
-        except Exception as error:  # also in the code that turns errors into answers
-            response = await _answer_fault(Request(scope), error)
-            try:
-                await response(scope, receive, send)
-            except (
-                RuntimeError
-            ):  # a part of the answer has been sent: only closing tells the client
-                scope.get(ABORT, lambda: None)()
 
 
 def make_app(
@@ -73,7 +37,7 @@ def make_app(
     *,
     hosts: frozenset[str] | None,
     ping_s: float,
-) -> Application:
+) -> Starlette:
     """Return the HTTP application.
 
     Args:
@@ -120,7 +84,7 @@ def make_app(
         ("GET", "/v1/batches/{id}", batches.batch, ANY),
         ("POST", "/v1/batches/{id}/cancel", batches.cancel, CHANGES),
     ]
-    routes, fixed = [Route("/health", health)], dict[tuple[str, str], ASGIApp]()
+    routes = list[Route]()
     for method, path, behaviour, roles in table:
         endpoint = Endpoint(
             arrivals,
@@ -132,13 +96,11 @@ def make_app(
             path in model_calls,
         )
         routes.append(Route(path, endpoint, methods=[method]))
-        if "{" not in path:
-            fixed[method, path] = endpoint
     handlers = {HTTPException: _answer_no_route, Exception: _answer_fault}
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=[*routes, Route("/health", health)], exception_handlers=handlers)
     # Its redirects would go to the host that the caller names, before `Endpoint` checks it.
     app.router.redirect_slashes = False
-    return Application(fixed, app)
+    return app
 
 
 async def _answer_no_route(request: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.api.generate import Generator, Write
-from gateway.api.texts import SCORE, answer_texts
+from gateway.api.texts import SCORE, respond
 from gateway.http.call import HttpCall
 from gateway.http.logprobs import Echo
 from gateway.http.requests import generate_request
@@ -160,7 +160,7 @@ class PromptAnswers:
             scored.token_answers.add(token_ids=token_ids)
         else:
             scored.answers.append(text)
-        response, _ = await answer_texts(self._generator, SCORE, scored, self._call)
+        response = await respond(self._generator, SCORE, scored, self._call)
         tokens, (answer,) = response.answers[0].tokens, response.answers
         text = "".join(entry.text for entry in tokens)
         return Echo(text, list(tokens), len(tokens) - len(answer.logprobs))

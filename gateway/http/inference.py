@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from gateway.api.count import count_tokens
 from gateway.api.generate import Generator, Write
-from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
+from gateway.api.texts import EMBED, RERANK, TextsKind, respond
 from gateway.http.answers import Chunks, HttpAnswer, WholeBody
 from gateway.http.audio import HEADS, SpokenText, speech_request
 from gateway.http.call import SSE, HttpCall
@@ -165,7 +165,7 @@ class ModelCalls:
         call.remaining_s = add_headers(call.metadata, request)
         call.is_read = True
         with call.while_connected():
-            response, _ = await answer_texts(self._generator, kind, request, call)
+            response = await respond(self._generator, kind, request, call)
         call.request_id = response.request_id
         return response
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from time import monotonic, sleep
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -64,6 +64,21 @@ class Jobs(Caller):
         super().__init__(metadata, retry)
         self._stub = JobServiceStub(opened)
 
+    def _resumed(self, method: Any, request: Any) -> Iterator[Any]:
+        """Yield the responses of `method`; a stream that breaks off is opened again with `request`."""
+        retries = Retries(self._retry, None, monotonic())
+        while True:
+            call = method(request, metadata=self._metadata)
+            try:
+                with channel.reading(call):
+                    for response in call:
+                        retries.progressed()
+                        yield response
+                return
+            except SluiceError as failed:
+                error = failed
+            sleep(retries.wait_s_after(error, monotonic()))
+
     def upload(self, name: str, read: Callable[[], Iterable[bytes]]) -> str:
         """Upload a file and return its upload_id.
 
@@ -114,18 +129,8 @@ class Jobs(Caller):
     def watch(self, job_id: str, *, until_paused: bool = False) -> Iterator[pb.Job]:
         """Yield the job now and after each change, until it ends; with `until_paused` also until it is paused."""
         request = pb.WatchJobRequest(id=job_id, until_paused=until_paused)
-        retries = Retries(self._retry, None, monotonic())
-        while True:
-            call = self._stub.WatchJob(request, metadata=self._metadata)
-            try:
-                with channel.reading(call):
-                    for response in call:
-                        retries.progressed()
-                        yield response.job
-                return
-            except SluiceError as failed:
-                error = failed
-            sleep(retries.wait_s_after(error, monotonic()))
+        for response in self._resumed(self._stub.WatchJob, request):
+            yield response.job
 
     def pause(self, job_id: str) -> pb.Job:
         """Pause a job until it is resumed."""
@@ -159,21 +164,11 @@ class Jobs(Caller):
     ) -> Iterator[pb.JobResult]:
         """Yield the results in the order of the input, from `from_index` on; with `follow` wait for later results."""
         request = pb.GetResultsRequest(id=job_id, from_index=from_index, follow=follow, stage=stage)
-        retries = Retries(self._retry, None, monotonic())
-        while True:
-            call = self._stub.GetResults(request, metadata=self._metadata)
-            try:
-                with channel.reading(call):
-                    for response in call:
-                        for result in response.results:
-                            yield result
-                            # Another call continues behind the last result that the caller has.
-                            request.from_index = result.index + 1
-                        retries.progressed()
-                return
-            except SluiceError as failed:
-                error = failed
-            sleep(retries.wait_s_after(error, monotonic()))
+        for response in self._resumed(self._stub.GetResults, request):
+            for result in response.results:
+                yield result
+                # Another call continues behind the last result that the caller has.
+                request.from_index = result.index + 1
 
     def dead_letters(self, job_id: str) -> Iterator[pb.JobResult]:
         """Yield the items that failed finally, in the order of the input."""

@@ -55,22 +55,6 @@ async def test_streams_an_answer(mesh: RunningMesh) -> None:
     assert usage["completionTokens"] == count
 
 
-async def test_lists_the_models(mesh: RunningMesh) -> None:
-    ran = await call(mesh.address, "ListModels", {})
-    assert ran.code == 0, ran.err
-    (listed,) = objects(ran.out)
-    assert {"small", "large"} <= {model["name"] for model in listed["models"]}
-
-
-async def test_counts_tokens(mesh: RunningMesh) -> None:
-    ran = await call(
-        mesh.address, "CountTokens", {"prompt": "Sort ascending: 7, 3", "model": "small"}
-    )
-    assert ran.code == 0, ran.err
-    (count,) = objects(ran.out)
-    assert 0 < count["tokenCount"] < count["contextTokens"]
-
-
 async def test_error_arrives_with_its_code_and_details(mesh: RunningMesh) -> None:
     ran = await call(mesh.address, "Generate", {"prompt": "hello", "model": "nobody"})
     assert ran.code != 0

@@ -3,7 +3,6 @@
 It brings torch of its own, 6 GB in all, so it has an environment of its own: `pip install guidellm` there.
 """
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 import pytest
 
 from sluice.settings import resolve_model_path
+from tests.interop.tools import run
 from tests.support.mesh import RunningMesh
 
 GUIDELLM: Final = os.environ.get("SLUICE_GUIDELLM", "")
@@ -37,16 +37,9 @@ async def test_guidellm_measures_streams_of_chats(mesh: RunningMesh, tmp_path: P
         "output": f"kind=json,path={report}",
     }
     given = [word for name, value in options.items() for word in (f"--{name}", value)]
-    process = await asyncio.create_subprocess_exec(
-        *(GUIDELLM, "run", *given, "--disable-console"),
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )
-    try:
-        assert await asyncio.wait_for(process.wait(), BOUND_S) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    program = ("env", "-u", "PYTHONPATH", GUIDELLM, "run")
+    ran = await run(*program, *given, "--disable-console", bound_s=BOUND_S)
+    assert ran.code == 0, ran.err
     metrics = json.loads(report.read_text())["benchmarks"][0]["metrics"]
     assert metrics["request_totals"]["successful"] == REQUESTS
     assert metrics["request_totals"]["errored"] == 0

@@ -4,7 +4,6 @@ It has an environment of its own: `pip install "lm-eval[api]" transformers` ther
 tests/gateway/http/test_prompts.py.
 """
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from sluice.settings import resolve_model_path
+from tests.interop.tools import run
 from tests.support.mesh import RunningMesh
 
 LM_EVAL: Final = os.environ.get("SLUICE_LM_EVAL", "")
@@ -66,17 +66,10 @@ def write_tasks(folder: Path) -> None:
 
 
 async def evaluated(folder: Path, *options: str) -> dict[str, dict[str, Any]]:
-    process = await asyncio.create_subprocess_exec(
-        *(LM_EVAL, "run", "--include_path", str(folder), "--output_path", str(folder / "out")),
-        *options,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )
-    try:
-        assert await asyncio.wait_for(process.wait(), BOUND_S) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    program = ("env", "-u", "PYTHONPATH", LM_EVAL, "run")
+    paths = ("--include_path", folder, "--output_path", folder / "out")
+    ran = await run(*program, *paths, *options, bound_s=BOUND_S)
+    assert ran.code == 0, ran.err
     (report,) = (folder / "out").rglob("results*.json")
     results: dict[str, dict[str, Any]] = json.loads(report.read_text())["results"]
     report.unlink()

@@ -65,13 +65,6 @@ async def test_streams_an_answer(project: Path, mesh: RunningMesh) -> None:
     assert events[-1]["finished"]["reason"] in ("FINISH_REASON_STOP", "FINISH_REASON_LENGTH")
 
 
-async def test_conversation(project: Path, mesh: RunningMesh) -> None:
-    turns = [{"role": "ROLE_USER", "content": "Sort ascending: 7, 3, 12"}]
-    ran = await generate(project, mesh.address, {"chat": {"messages": turns}, "model": "large"})
-    assert ran.code == 0, ran.out + ran.err
-    assert text_of(ran) == "3, 7, 12"
-
-
 async def test_error_arrives_with_its_code(project: Path, mesh: RunningMesh) -> None:
     ran = await generate(project, mesh.address, {"prompt": "hello", "model": "nobody"})
     assert ran.code == 1

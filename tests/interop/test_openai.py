@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from pydantic import BaseModel
 
 from tests.interop.tools import Ran, run
@@ -45,20 +45,6 @@ def test_chats_with_the_client_that_blocks(mesh: RunningMesh) -> None:
             response_format=Ticket,
         )
         assert isinstance(parsed.choices[0].message.parsed, Ticket)
-
-
-async def test_streams_with_the_client_that_does_not_block(mesh: RunningMesh) -> None:
-    async with AsyncOpenAI(base_url=f"http://{mesh.http}/v1", api_key="none") as client:
-        async with client.chat.completions.stream(
-            model="auto", messages=asked("Sort ascending: 31, 7, 19"), logprobs=True
-        ) as stream:
-            kinds = {event.type async for event in stream}
-            answer = await stream.get_final_completion()
-        assert {"content.delta", "content.done", "logprobs.content.delta"} <= kinds
-        assert answer.choices[0].message.content == "7, 19, 31"
-        logprobs = answer.choices[0].logprobs
-        assert logprobs is not None
-        assert "".join(one.token for one in logprobs.content or []).strip() == "7, 19, 31"
 
 
 async def test_the_commands_of_the_documents(mesh: RunningMesh, tmp_path: Path) -> None:

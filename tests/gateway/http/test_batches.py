@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,6 @@ def line(name: str, text: str, model: str = "small") -> dict[str, Any]:
     return {"custom_id": name, "method": "POST", "url": CHAT, "body": body}
 
 
-def written_files(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What this process opens to write, from now on; temporary files have no name."""
-    written: list[object] = []
-    opens = os.open
-
-    def recorded(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-        if flags & (os.O_WRONLY | os.O_RDWR) and path != os.devnull:
-            written.append(path)
-        return opens(path, flags, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", recorded)
-    return written
-
-
 async def test_a_batch_from_its_file_to_its_results(
     nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,9 +42,7 @@ async def test_a_batch_from_its_file_to_its_results(
             AsyncOpenAI(base_url=f"http://{wire.http}/v1", api_key="none", timeout=60) as client,
         ):
             await asyncio.wait_for(channel.channel_ready(), BOUND_S)
-            written = written_files(monkeypatch)
             try:
-                await _uploaded_without_a_disk(client, written)
                 await _run_batch(wire, client, monkeypatch)
             finally:
                 await process.end()
@@ -131,14 +114,6 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI, monkeypatch: pytest.Monkey
     with pytest.raises(sdk.BadRequestError, match="purpose"):
         await client.files.create(file=("in.jsonl", data), purpose="fine-tune")
     await _vanish_in_an_upload(wire)
-
-
-async def _uploaded_without_a_disk(client: AsyncOpenAI, written: list[object]) -> None:
-    """A file of a size that parsers of forms keep in a temporary file."""
-    written.clear()
-    stored = await client.files.create(file=("large.jsonl", b"\n" * 2_000_000), purpose="batch")
-    assert written == []
-    await client.files.delete(stored.id)
 
 
 async def _list_files(client: AsyncOpenAI, stored: str, done: Batch) -> None:
@@ -219,8 +194,3 @@ async def _list_batches(
         assert unknown.error["message"].startswith("after: there is no ")
     for query in ("limit=0", "limit=101", "before=x"):
         assert (await ask(wire.http, f"/v1/batches?{query}", method="GET")).status == 400
-
-
-async def test_without_jobs_the_error_says_so(http: Wire) -> None:
-    reply = await ask(http.http, "/v1/batches", method="GET")
-    assert (reply.status, reply.error["code"]) == (501, "jobs_disabled")

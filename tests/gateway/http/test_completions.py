@@ -26,12 +26,14 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 async def answered(wire: Wire, asking: Any, text: str = " world, how are you?") -> tuple[Any, Task]:
-    """What ``asking`` gets when the batcher sends ``text``."""
+    """What ``asking`` gets when the batcher sends ``text``, and had two tokens of the prompt."""
     future = asyncio.ensure_future(asking)
     task = await wire.batcher.task()
     tokens = wire.tokens(text)
     await wire.batcher.send(task, frame(0, tokens[:1]))
-    await wire.batcher.send(task, last(1, tokens[1:]))
+    end = last(1, tokens[1:])
+    end.final.cached_prompt_tokens = 2
+    await wire.batcher.send(task, end)
     return await future, task
 
 
@@ -51,6 +53,7 @@ async def test_a_chat_is_answered_whole(http: Wire, openai: AsyncOpenAI) -> None
     assert answer.usage is not None
     completion = len(http.tokens(" world, how are you?"))
     assert answer.usage.completion_tokens == completion
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2
     assert answer.usage.total_tokens == len(task.prompt_token_ids) + completion
     text = f"{BOS}{SYSTEM}be brief{END}{USER}hello{END}{ASSISTANT}"
     assert list(task.prompt_token_ids) == http.tokens(text)
@@ -74,30 +77,8 @@ async def test_a_chat_is_streamed(http: Wire, openai: AsyncOpenAI) -> None:
     ]
     assert usage.choices == []
     assert usage.usage.prompt_tokens == len(task.prompt_token_ids)
+    assert usage.usage.prompt_tokens_details.cached_tokens == 2
     assert all(chunk.usage is None for chunk in parts)
-
-
-@pytest.mark.parametrize("streams", [True, False])
-async def test_usage_says_what_a_worker_had_of_the_prompts(
-    http: Wire, openai: AsyncOpenAI, streams: bool
-) -> None:
-    async def chat_of_two() -> Any:
-        options: Any = {"stream_options": {"include_usage": True}} if streams else {}
-        found: Any = await openai.chat.completions.create(
-            model="small", messages=HELLO, n=2, temperature=1.0, stream=streams, **options
-        )
-        return [chunk async for chunk in found][-1].usage if streams else found.usage
-
-    asking = asyncio.ensure_future(chat_of_two())
-    completion = http.tokens("hello")
-    for _ in range(2):
-        task = await http.batcher.task()
-        end = last(0, completion)
-        end.final.cached_prompt_tokens = 2
-        await http.batcher.send(task, end)
-    usage = await asking
-    assert usage.prompt_tokens_details.cached_tokens == 2, "the prompt counts once"
-    assert usage.completion_tokens == 2 * len(completion)
 
 
 async def test_the_task_has_what_the_body_and_the_headers_say(

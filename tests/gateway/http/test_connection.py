@@ -389,15 +389,6 @@ async def test_half_closed_client_gets_its_answer() -> None:
         assert await cut(connection) == b""
 
 
-async def test_half_closed_client_of_http_1_0_gets_no_interim_response() -> None:
-    async with talking() as (app, connection):
-        connection.writer.write(b"GET /wait HTTP/1.0\r\nhost: a\r\n\r\n")
-        connection.writer.write_eof()
-        await app.begun.wait()
-        app.may_end.set()
-        assert (await cut(connection)).startswith(b"HTTP/1.1 200 ")
-
-
 async def test_half_closed_client_gets_all_answers_of_a_pipeline() -> None:
     async with talking() as (app, connection):
         for path in (WAIT, NOW):

@@ -95,21 +95,3 @@ async def test_grpc_has_a_field_for_it(http: Wire) -> None:
     answer = await answered(http, http.stub.GenerateText(request))
     assert (answer.reasoning, answer.text) == (THOUGHT, "Yes, 7 is odd.")
     assert len(answer.token_ids) > 10
-
-
-async def test_an_answer_that_is_cut_while_the_model_thinks(
-    http: Wire, openai: AsyncOpenAI
-) -> None:
-    asking = openai.chat.completions.create(model="thinker", messages=ASKED)
-    message = (await answered(http, asking, "\x0eHm, ")).choices[0].message
-    assert (message.content, message.reasoning_content) == ("", "Hm, ")
-
-
-async def test_other_models_keep_their_text(http: Wire) -> None:
-    future = asyncio.ensure_future(
-        http.stub.GenerateText(pb.GenerateRequest(prompt="x", model="small"))
-    )
-    task = await http.batcher.task()
-    await http.batcher.send(task, last(0, http.tokens("<think>hm</think>yes")))
-    answer = await future
-    assert (answer.reasoning, answer.text) == ("", "<think>hm</think>yes")

@@ -84,37 +84,6 @@ TURNS: Final[list[tuple[list[dict[str, Any]], str]]] = [
         f"{USER}u{END}{ASSISTANT}{END}{USER}{END}{ASSISTANT}no{END}{USER}v{END}{ASSISTANT}",
     ),
     # LiteLLM's message of an answer with calls, as `model_dump()` gives it, and a result with the function's name.
-    (
-        [
-            {"role": "user", "content": "u"},
-            {
-                "content": None,
-                "role": "assistant",
-                "tool_calls": [
-                    {
-                        "index": 0,
-                        "function": {
-                            "arguments": ARGUMENTS,
-                            "name": "weather",
-                            "provider_specific_fields": None,
-                        },
-                        "id": "call_1",
-                        "type": "function",
-                        "provider_specific_fields": {"thought_signature": "x"},
-                    }
-                ],
-                "function_call": None,
-                "provider_specific_fields": {"refusal": None},
-                "reasoning_content": "hm",
-                "thinking_blocks": [{"type": "thinking", "thinking": "hm"}],
-                "annotations": [],
-                "audio": None,
-                "images": [],
-            },
-            {"role": "tool", "tool_call_id": "call_1", "name": "weather", "content": "rain"},
-        ],
-        f"{USER}u{END}{ASSISTANT}{CALLED}{END}{USER}rain{END}{ASSISTANT}",
-    ),
 ]
 
 
@@ -167,14 +136,6 @@ ITEMS: Final[list[tuple[list[dict[str, Any]], str]]] = [
             },
         ],
         f"{USER}u{END}{ASSISTANT}I look.{CALLED}{END}{USER}rain{END}{ASSISTANT}",
-    ),
-    (
-        [
-            {"role": "user", "content": "u"},
-            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
-            {"role": "developer", "content": "d"},
-        ],
-        f"{USER}u{END}{ASSISTANT}no{END}{SYSTEM}d{END}{ASSISTANT}",
     ),
     (
         [{"role": "user", "content": "u"}, {"role": "assistant", "content": ""}],

@@ -1,18 +1,16 @@
 # /// script
 # dependencies = ["semantic-kernel==1.45.0"]
 # ///
-"""Semantic Kernel: chats, streams, functions that are called by choice and by force, an agent, a schema, embeddings."""
+"""Semantic Kernel: chats, streams, an agent with functions, a schema, embeddings."""
 
 import asyncio
 import json
 import sys
-from typing import Any, Literal
+from typing import Literal
 
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import (
     OpenAIChatCompletion,
     OpenAIChatPromptExecutionSettings,
@@ -57,13 +55,6 @@ async def main() -> None:
     ]
     assert "".join(pieces) == "You said: hi"
 
-    kernel = Kernel()
-    kernel.add_plugin(Tools(), plugin_name="tools")
-    for choice in (FunctionChoiceBehavior.Auto(), FunctionChoiceBehavior.Required()):
-        settings: Any = OpenAIChatPromptExecutionSettings(function_choice_behavior=choice)
-        history = asked("Weather?")
-        answer = await served("agent").get_chat_message_content(history, settings, kernel=kernel)
-        assert answer is not None
     agent = ChatCompletionAgent(
         service=served("agent"), name="a", instructions="Be brief.", plugins=[Tools()]
     )
