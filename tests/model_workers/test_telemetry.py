@@ -99,11 +99,3 @@ def test_a_replaced_row_is_closed_and_the_new_one_is_timed_anew(
     timings = telemetry.add_step(step(5, end=SequenceEnd.STOP, attempt=1), 5.25)
     assert timings is not None
     assert timings.prefill_ms == 250.0
-
-
-def test_no_context_makes_a_trace_of_its_own(
-    telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
-) -> None:
-    telemetry.accept(sequence_spec("r", [1]), Parents(""), now=1.0)
-    telemetry.add_step(step(5, end=SequenceEnd.STOP), 2.0)
-    assert [span.parent for span in exporter.get_finished_spans()] == [None, None]

@@ -28,14 +28,6 @@ def test_every_step_pauses_first() -> None:
         assert len(pauses) == count
 
 
-def test_a_resumed_row_goes_on_where_it_was() -> None:
-    sequence = sequence_spec("r", [5, 6, 7], Sampling(max_tokens=5), produced=[5, 6])
-    echo = engine()
-    echo.add(sequence, 0.0)
-    first = echo.step(0.0)[0]
-    assert (first.start_index, first.token_ids) == (2, (7,))
-
-
 @pytest.mark.parametrize(
     ("rank", "coalesce_s", "delays_s"),
     [(0, 0.0, [0, 0, 0]), (0, 0.02, [0, 0.02, 0]), (2, 0.25, [0, 0.25, 0.25]), (0, 9.0, [9, 9, 0])],
