@@ -8,7 +8,6 @@ import sluice.quick_start  # noqa: F401
 
 # isort: split
 import asyncio
-import logging
 import sys
 from pathlib import Path
 
@@ -30,9 +29,6 @@ async def _serve(process: Process) -> None:
         freeze_heap()
         async with reloading(path, gateway.reload, nats_client):
             await process.stop.wait()
-    tried = gateway.in_force.policies.inspector.dry_run
-    if tried is not None:
-        logging.getLogger(__name__).info("%s", tried)
 
 
 def _check(settings: Settings, path: Path) -> None:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from gateway.safety.actions import Action, TakenAction
 
@@ -11,10 +10,6 @@ Move = tuple[str, Action | None, Action | None]
 """Rule, action of the active policy, action of the policy in dry run; None where only the other policy
 finds it.
 """
-
-
-_LOGGED_MOVES: Final = 10
-"""Most frequent differences that the log line names."""
 
 
 def moves_of(active: Iterable[TakenAction], trial: Iterable[TakenAction]) -> Counter[Move]:
@@ -50,19 +45,8 @@ class DryRun:
         self.changed += changed
         self.moves.update(moves)
 
-    def __str__(self) -> str:
-        """Return one line for a log."""
-        moves = [move for move, _ in self.moves.most_common(_LOGGED_MOVES)]
-        labels = "; ".join(f"{_label(move)} {self.moves[move]}" for move in moves)
-        return f"dry run of {self.policy}: {self.changed} of {self.texts} texts changed; {labels or 'no difference'}"
-
 
 def move_labels(moves: Iterable[Move]) -> list[str]:
     """Return each difference as "RULE:NOW>THEN", such as "pii.email:flag>redact", in order."""
-    return sorted(map(_label, moves))
-
-
-def _label(move: Move) -> str:
-    rule, *actions = move
-    active, trial = ("none" if action is None else action.name.lower() for action in actions)
-    return f"{rule}:{active}>{trial}"
+    names = {None: "none", **{action: action.name.lower() for action in Action}}
+    return sorted(f"{rule}:{names[active]}>{names[trial]}" for rule, active, trial in moves)

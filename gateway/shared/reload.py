@@ -254,7 +254,6 @@ class GatewayReload:
 
     def _use(self, loaded: _Loaded, revision: int) -> None:
         """Replace all policies at once; `revision` is that of their record."""
-        old_dry_run = self.in_force.policies.inspector.dry_run
         self.in_force.replace(loaded.policies, time.monotonic())
         routing = loaded.policies.settings.routing
         self.drift.use(
@@ -265,8 +264,6 @@ class GatewayReload:
         self.authenticator.use(loaded.identities)
         self.revision = self._seen = revision
         self._compiled, self._prepared, self.in_force.problem = loaded.compiled, None, ""
-        if old_dry_run is not None and old_dry_run is not loaded.policies.inspector.dry_run:
-            logger.info("%s", old_dry_run)
 
     def add_to(self, heartbeat: GatewayHeartbeat) -> None:
         """Add what this gateway uses, and its view of the candidate."""

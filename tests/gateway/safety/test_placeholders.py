@@ -1,6 +1,7 @@
 """Placeholders: stable, free of collisions, and reversible."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from gateway.safety.actions import Placeholders, kind_of
@@ -16,10 +17,11 @@ def test_the_same_value_gets_the_same_placeholder() -> None:
 
 
 def test_text_that_the_prompt_has_is_never_a_placeholder() -> None:
-    placeholders = Placeholders(["write <EMAIL_1> and <EMAIL_3>"])
-    assert placeholders.of("pii.email", "a@b") == "<EMAIL_2>"
-    assert placeholders.of("pii.email", "c@d") == "<EMAIL_4>"
-    assert placeholders.restore("<EMAIL_1> <EMAIL_2> <EMAIL_9>") == "<EMAIL_1> a@b <EMAIL_9>"
+    prompt = Placeholders(["write <EMAIL_1> and <EMAIL_3>"])
+    for placeholders in (prompt.for_answer(), prompt):
+        assert placeholders.of("pii.email", "a@b") == "<EMAIL_2>"
+        assert placeholders.of("pii.email", "c@d") == "<EMAIL_4>"
+        assert placeholders.restore("<EMAIL_1> <EMAIL_2> <EMAIL_9>") == "<EMAIL_1> a@b <EMAIL_9>"
 
 
 def test_values_are_not_looked_into_again() -> None:
@@ -40,11 +42,6 @@ def test_what_the_answer_adds_cannot_be_restored_from_the_prompt() -> None:
     assert dict(answer.values) == {"<EMAIL_1>": "a@b", "<EMAIL_2>": "new@x"}
 
 
-def test_prompt_text_is_never_a_placeholder() -> None:
-    answer = Placeholders(["<EMAIL_1>"]).for_answer()
-    assert answer.of("pii.email", "a@b") == "<EMAIL_2>"
-
-
 @given(TEXTS, st.lists(st.text(min_size=1, max_size=5), max_size=6))
 def test_a_prompt_with_placeholders_comes_back_as_it_was(text: str, values: list[str]) -> None:
     placeholders = Placeholders([text])
@@ -52,10 +49,16 @@ def test_a_prompt_with_placeholders_comes_back_as_it_was(text: str, values: list
     assert placeholders.restore(text + "".join(parts)) == text + "".join(values)
 
 
-def test_names_of_placeholders() -> None:
-    assert kind_of("pii.us_ssn") == "US_SSN"
-    assert kind_of("deny.word-7") == "WORD_7"
-    assert kind_of("x.9") == "VALUE_9"
-    assert kind_of("x.") == "VALUE"
-    assert kind_of("x.a1") == "A1"
-    assert kind_of("x." + "a" * 60) == "A" * 48
+NAMES = {
+    "pii.us_ssn": "US_SSN",
+    "deny.word-7": "WORD_7",
+    "x.9": "VALUE_9",
+    "x.": "VALUE",
+    "x.a1": "A1",
+    "x." + "a" * 60: "A" * 48,
+}
+
+
+@pytest.mark.parametrize("rule", NAMES)
+def test_names_of_placeholders(rule: str) -> None:
+    assert kind_of(rule) == NAMES[rule]
