@@ -61,6 +61,9 @@ class PromptVerdict:
     governed: tuple[str, str] | None = None
 
 
+_NO_FINDINGS: Final = PromptVerdict((), None, {})
+
+
 def verdict_on(
     texts: Sequence[Sequence[TakenAction]], failed: Sequence[tuple[str, Action]] = ()
 ) -> PromptVerdict:
@@ -206,7 +209,8 @@ class RequestInspection:
             edited.append(shown)
             taken.append(actions)
         self.entities, self.edited, self.taken = entities, edited, taken
-        self.verdict = verdict_on(taken, entities.failed)
+        is_clean = not entities.failed and not any(taken)
+        self.verdict = _NO_FINDINGS if is_clean else verdict_on(taken, entities.failed)
 
     def _normalized(self, text: str) -> Normalized:
         """Normalize `text`; one over the limit is not inspected and so costs nothing."""

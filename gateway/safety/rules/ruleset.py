@@ -115,7 +115,7 @@ class RuleSet:
             findings = self.lists.without_allowed(inspected, findings)
         if len(inspected) < len(text):
             findings.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
-        return resolved(text, findings)
+        return resolved(text, findings) if findings else []
 
     def scan_hidden(self, payload: str, name: str, span: Span) -> list[Finding]:
         """Return the findings in a decoded text, one per family, at the place of the payload.
