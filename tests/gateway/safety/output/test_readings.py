@@ -146,6 +146,7 @@ def test_readings_agree_again_behind_a_sequence() -> None:
         ("a\x1b(Bb", "ab"),
         ("a\x9b1mb\x9d2;t\x9cc", "abc"),
         ("a\x1b[3\nb", "a\nb"),
+        ("a\x1b]0;t\x1b[1mb", "ab"),
         ("a\\u0041\\n\\/\\q\\u00", "aA\n/q"),
         ("\\ud83d\\ude00\\u001b[1mx", "x"),
         ("\\\\u0041", "\\u0041"),

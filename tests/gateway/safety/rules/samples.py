@@ -92,5 +92,5 @@ NOT_FOUND = (
     "eyJhbGciOiJub3QganNvbg.abc.def", "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----",
     "postgres://user:password@localhost/db", "https://user:${TOKEN}@host/x", "password: changeme123",
     "password = os.environ['X']", "token = tokenizer.encode_plus(text)", "token: 2024-01-01T00:00",
-    "+1 23", "+49 30", "2019 2020 2021", "36574261809", "943 476 5919", "C01X00T47", "T220001293",
+    "+1 23", "+49 30", "2019 2020 2021", "2001 1990 1994", "36574261809", "943 476 5919", "C01X00T47", "T220001293",
 )  # fmt: skip
