@@ -48,5 +48,6 @@ class DryRun:
 
 def move_labels(moves: Iterable[Move]) -> list[str]:
     """Return each difference as "RULE:NOW>THEN", such as "pii.email:flag>redact", in order."""
-    names = {None: "none", **{action: action.name.lower() for action in Action}}
+    names: dict[Action | None, str] = {action: action.name.lower() for action in Action}
+    names[None] = "none"
     return sorted(f"{rule}:{names[active]}>{names[trial]}" for rule, active, trial in moves)
