@@ -178,13 +178,7 @@ class Gateway:
         )
         read_entities = partial(find_entities, upstream)
         admission = Admission(
-            self.in_force,
-            self.limiter,
-            overload,
-            self.limits,
-            preparation,
-            read_entities,
-            turns,
+            self.in_force, self.limiter, overload, self.limits, preparation, read_entities, turns
         )
         metrics = RequestMetrics(instruments)
         metrics.show(self.registry.dispatch, self.limiter)

@@ -82,9 +82,7 @@ async def find_entities(
 ) -> tuple[EntityResults, list[Decided]]:
     """Return what token classifiers find in `texts`, and the decision of each check for the record."""
 
-    async def read(
-        check: Check,
-    ) -> tuple[list[list[Finding]] | families.GuardFailure, Decided]:
+    async def read(check: Check) -> tuple[list[list[Finding]] | families.GuardFailure, Decided]:
         with _check_span(context, check) as span:
             runs = _CheckRuns(upstream, context, check, headers_of(span))
             outcome, cost = await runs.within_budget(runs.entities(texts))

@@ -119,9 +119,7 @@ class Upstream:
         self._send(run)
 
     async def compute(
-        self,
-        runs: Sequence[ModelRun],
-        on_end: Callable[[ResultCollector], object] = lambda _: None,
+        self, runs: Sequence[ModelRun], on_end: Callable[[ResultCollector], object] = lambda _: None
     ) -> list[ResultCollector]:
         """Send runs whose results the gateway itself needs, and return these when all have ended.
 

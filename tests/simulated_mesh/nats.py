@@ -192,10 +192,7 @@ class Connection:
         return self.server.jetstream.client(self)
 
     async def subscribe(
-        self,
-        subject: str,
-        queue: str = "",
-        cb: Callable[[Msg], Awaitable[None]] | None = None,
+        self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None
     ) -> Subscription:
         """As in nats-py, with a callback."""
         assert cb is not None

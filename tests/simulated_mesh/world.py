@@ -183,10 +183,8 @@ class World:
             request.gateway = gateway
             gateway.process.soon(gateway.ask, request)
         else:
-            request.ended_at, request.error = (
-                self.loop.time(),
-                errors.TransportUnavailable("no gateway"),
-            )
+            request.ended_at = self.loop.time()
+            request.error = errors.TransportUnavailable("no gateway")
 
     def _calm(self) -> None:
         self.server.faults.delay_s = 0.002

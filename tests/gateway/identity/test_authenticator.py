@@ -127,13 +127,8 @@ KEYED = {"api_keys": True, "mesh_key": MESH_KEY}
     [
         *(
             (KEYED, {"authorization": text}, (), "CREDENTIALS_MISSING")
-            for text in ("Basic YTpi", "")
+            for text in ("Basic YTpi", "", "slc_x", "Bearer", "Bearerx y")
         ),
-        *(
-            (KEYED, {"authorization": text}, (), "CREDENTIALS_MISSING")
-            for text in ("slc_x", "Bearer")
-        ),
-        (KEYED, {"authorization": "Bearerx y"}, (), "CREDENTIALS_MISSING"),
         (KEYED, {}, (), "CREDENTIALS_MISSING"),
         (KEYED, {}, ("anybody",), "CREDENTIALS_MISSING"),
         (LISTED, {}, (), "CREDENTIALS_MISSING"),
@@ -195,11 +190,8 @@ async def test_items_have_the_limits_of_the_key_of_their_job() -> None:
         return await called(authenticator, "0123456789abcdef", **metadata)
 
     found = authenticator.of_item(await item(made.id))
-    assert (found.tenant, found.key_id, found.key_limits.requests_per_minute) == (
-        "acme",
-        made.id,
-        3,
-    )
+    assert (found.tenant, found.key_id) == ("acme", made.id)
+    assert found.key_limits.requests_per_minute == 3
     assert authenticator.of_item(Caller("acme")) == Caller("acme")
     for key_id in (other.id, "none"):
         with pytest.raises(Unauthenticated, match=f"there is no API key {key_id} any more"):

@@ -37,9 +37,8 @@ class JwksServer(ThreadingHTTPServer):
         return JwtSettings(issuer=NAME, audience=AUDIENCE, jwks=url)
 
     def serve(self, *issuers: Issuer) -> None:
-        self.body = json.dumps(
-            {"keys": [key for one in issuers for key in one.jwks()["keys"]]}
-        ).encode()
+        keys = [key for one in issuers for key in one.jwks()["keys"]]
+        self.body = json.dumps({"keys": keys}).encode()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -107,10 +106,8 @@ async def test_changed_keys_replace_the_last_ones(server: JwksServer) -> None:
 async def test_bad_answers_leave_the_last_keys(
     server: JwksServer, caplog: pytest.LogCaptureFixture, status: int, body: bytes, problem: str
 ) -> None:
-    good, server.elsewhere = (
-        server.body.ljust(256 * 1024),
-        json.dumps(Issuer("thief").jwks()).encode(),
-    )
+    good = server.body.ljust(256 * 1024)
+    server.elsewhere = json.dumps(Issuer("thief").jwks()).encode()
     keys = keys_at(server, again_s=0.0)
     server.status, server.body = status, body
     await keys.start()

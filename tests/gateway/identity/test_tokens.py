@@ -17,6 +17,7 @@ ISSUER, STRANGER = Issuer(), Issuer()
 KEYS = key_set(ISSUER.jwks())
 SETTINGS = JwtSettings(issuer=NAME, audience=AUDIENCE, jwks="file")
 NOW = 1_000_000.0
+CLAIMS = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme"}
 DEEP = ".".join([base64.urlsafe_b64encode(b"[" * 3000).decode()] * 2) + ".AAAA"
 
 
@@ -39,11 +40,8 @@ def test_a_token_names_tenant_and_roles() -> None:
     found, until = caller(ISSUER.token(exp=NOW + 60, roles=["operator", "of-another-service"]))
     assert (found.tenant, found.roles, until) == ("acme", {"operator"}, NOW + 90)
     assert caller(ISSUER.token(exp=NOW + 60))[0].roles == {"caller"}
-    assert caller(ISSUER.token(exp=NOW + 60, roles="auditor caller"))[0].roles == {
-        "auditor",
-        "caller",
-    }
-    assert caller(ISSUER.token(exp=NOW + 60, roles=[]))[0].roles == frozenset()
+    found, _ = caller(ISSUER.token(exp=NOW + 60, roles="auditor caller"))
+    assert found.roles == {"auditor", "caller"}
 
 
 def test_times_have_the_leeway() -> None:
@@ -59,26 +57,24 @@ def test_times_have_the_leeway() -> None:
     assert caller(endless)[1] == 1e12 + 30
 
 
-@pytest.mark.parametrize("value", [1e12 + 1, -1e12 - 1, True, None, [5]])
+@pytest.mark.parametrize(
+    "value", [1e12 + 1, -1e12 - 1, True, None, [5], "soon", float("inf"), float("nan"), 10**400]
+)
 @pytest.mark.parametrize("name", ["exp", "nbf"])
 def test_a_time_is_a_number_in_reach(name: str, value: object) -> None:
-    claims = {"exp": NOW + 60, "nbf": NOW - 60, name: value}
-    token = ISSUER.sign({"iss": NAME, "aud": AUDIENCE, "tenant": "acme", **claims})
-    said = refused(token).message
+    said = refused(ISSUER.sign({**CLAIMS, name: value})).message
     assert f"claim {name!r} that is not a time" in said or f"no claim {name!r}" in said
 
 
 def test_a_claim_that_must_be_there_is_named() -> None:
     for name in ("exp", "aud", "iss"):
-        assert (
-            f"no claim {name!r}" in refused(ISSUER.token(**{"exp": NOW + 60, name: None})).message
-        )
+        token = ISSUER.token(**{"exp": NOW + 60, name: None})
+        assert f"no claim {name!r}" in refused(token).message
     assert "audience 'sluice'" in refused(ISSUER.token(exp=NOW + 60, aud="another")).message
 
 
 def test_a_token_without_a_key_id_is_of_the_only_key() -> None:
-    claims = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme"}
-    nameless = ISSUER.sign(claims, names_key=False)
+    nameless = ISSUER.sign(CLAIMS, names_key=False)
     assert caller(nameless)[0].tenant == "acme"
     two = {**KEYS, **key_set(Issuer("key-2").jwks())}
     with pytest.raises(KeyMissing):
@@ -98,10 +94,9 @@ def test_claims_have_the_names_that_the_operator_gives_them() -> None:
         caller_of_token(ISSUER.token(exp=NOW + 60), settings, KEYS, NOW)
 
 
-@pytest.mark.parametrize("roles", [5, None, {"operator": 1}, "", ["OPERATOR"], "operators"])
+@pytest.mark.parametrize("roles", [5, None, [], {"operator": 1}, "", ["OPERATOR"], "operators"])
 def test_what_names_no_role_gives_none(roles: object) -> None:
-    claims = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme", "roles": roles}
-    assert caller(ISSUER.sign(claims))[0].roles == frozenset()
+    assert caller(ISSUER.sign({**CLAIMS, "roles": roles}))[0].roles == frozenset()
 
 
 def test_a_token_has_a_length() -> None:
@@ -136,27 +131,11 @@ def test_keys_of_other_kinds_are_left_out(extra: object) -> None:
 
 @pytest.mark.parametrize(
     "claims",
-    [
-        {"aud": "another"},
-        {"aud": None},
-        {"iss": "https://evil.example.org"},
-        {"exp": None},
-        {"exp": "tomorrow"},
-        {"exp": float("inf")},
-        {"exp": float("nan")},
-        {"exp": 10**400},
-        {"nbf": 10**400},
-        {"tenant": None},
-        {"tenant": "a.b"},
-        {"tenant": ["acme"]},
-    ],
+    [{"iss": "https://evil.org"}, {"tenant": None}, {"tenant": "a.b"}, {"tenant": ["acme"]}],
 )
 def test_wrong_claims_are_refused(claims: dict[str, Any]) -> None:
     token = ISSUER.token(**{"exp": NOW + 60, **claims})
-    assert refused(token).metadata["problem"] in ("TOKEN_INVALID", "TOKEN_EXPIRED")
-
-
-CLAIMS = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme"}
+    assert refused(token).metadata["problem"] == "TOKEN_INVALID"
 
 
 def test_a_token_without_a_signature_is_refused() -> None:

@@ -90,11 +90,7 @@ def settings_for(
 
 def _model(name: str, folder: Path, prompt_price: float, answer_price: float) -> ModelSettings:
     return ModelSettings(
-        name=name,
-        tier=name,
-        path=str(folder),
-        prompt_price=prompt_price,
-        answer_price=answer_price,
+        name=name, tier=name, path=str(folder), prompt_price=prompt_price, answer_price=answer_price
     )
 
 

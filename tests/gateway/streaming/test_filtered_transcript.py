@@ -168,10 +168,8 @@ def test_a_client_that_reconnects_has_the_answer_once(policy: str, seed: int) ->
                 break
             made.append(token)
             if count >= len(known) and rng.random() < 0.4:
-                text, index = (
-                    text + read(made, exchange, index),
-                    max(index, len(made.visible_ids)),
-                )
+                text += read(made, exchange, index)
+                index = max(index, len(made.visible_ids))
         if last:
             made.close()
             text += read(made, exchange, index, with_tail=True)

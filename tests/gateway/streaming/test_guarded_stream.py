@@ -36,10 +36,7 @@ class Bench:
         self.guards = ScriptedGuards(Guard("g", settings, family_of(settings)))
         self.dispatch = dispatch_to()
         self.registry = Registry(self.dispatch, ReplayCache(2, 60))
-        spec = Asked(
-            event=Started(request_id="r1", model="m"),
-            deadline=10,
-        )
+        spec = Asked(event=Started(request_id="r1", model="m"), deadline=10)
         first = new_run("r1")
         self.stream = AnswerStream(
             self.registry,

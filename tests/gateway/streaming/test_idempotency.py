@@ -5,11 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.identity.resume_token import ResumeKey
-from gateway.streaming.idempotency import (
-    Replay,
-    ReplayCache,
-    is_whole,
-)
+from gateway.streaming.idempotency import Replay, ReplayCache, is_whole
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import put_tokens, tokens_of

@@ -265,9 +265,7 @@ def test_one_bad_run_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) 
     assert "processing a frame of request bad failed" in caplog.text
 
 
-def test_a_fault_at_the_end_of_one_stream_stops_no_other(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_fault_at_the_end_of_one_stream_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_: AnswerStream) -> None:
         raise RuntimeError("no record")
 

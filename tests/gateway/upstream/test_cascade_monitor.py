@@ -79,11 +79,7 @@ def test_json_is_checked_only_where_it_was_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("check", "text", "truncated"),
-    [
-        ("finished", "and so", True),
-        ("json", "{", False),
-        ("sums", "2 + 2 = 5", False),
-    ],
+    [("finished", "and so", True), ("json", "{", False), ("sums", "2 + 2 = 5", False)],
 )
 def test_checks_can_be_left_out(check: str, text: str, truncated: bool) -> None:
     for checks in ((check,), ()):

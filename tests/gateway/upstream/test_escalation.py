@@ -8,15 +8,7 @@ from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH, TASK_END_STOP, Logprob
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import BAD, GOOD, explained, notices, saying
-from tests.gateway.kit.wire import (
-    Opened,
-    Wire,
-    events_of,
-    is_served,
-    prompt,
-    resumed,
-    text_of,
-)
+from tests.gateway.kit.wire import Opened, Wire, events_of, is_served, prompt, resumed, text_of
 
 CASCADE = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}
 
@@ -43,9 +35,7 @@ async def test_a_sure_answer_is_committed_and_streams_on(cascade: Wire) -> None:
     assert len(events[-1].finished.attempts) == 1
 
 
-async def test_held_answer_in_doubt_is_given_by_the_second_model(
-    cascade: Wire,
-) -> None:
+async def test_held_answer_in_doubt_is_given_by_the_second_model(cascade: Wire) -> None:
     call = cascade.stub.Generate(prompt(model=""))
     first = await cascade.batcher.task("small")
     await cascade.batcher.send(first, saying(cascade, BAD, -3.0))

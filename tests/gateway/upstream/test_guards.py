@@ -59,9 +59,7 @@ def asked(wire: Wire, check: Task) -> str:
     return tokenizer.decode(list(check.prompt_token_ids))
 
 
-async def test_check_runs_beside_the_run_and_holds_the_answer(
-    opened: Any,
-) -> None:
+async def test_check_runs_beside_the_run_and_holds_the_answer(opened: Any) -> None:
     async with opened() as wire:
         call = wire.stub.Generate(prompt("what is it", priority=pb.PRIORITY_STANDARD))
         task = await wire.batcher.task("small", "standard")
@@ -94,9 +92,7 @@ async def test_an_objection_stops_the_run_and_names_the_rule(opened: Any) -> Non
         await wire.batcher.cancelled(task)
 
 
-async def test_safe_verdict_shows_held_text_and_streaming_continues(
-    opened: Any,
-) -> None:
+async def test_safe_verdict_shows_held_text_and_streaming_continues(opened: Any) -> None:
     async with opened() as wire:
         call, task = await wire.begin(prompt())
         await wire.batcher.send(task, frame(0, wire.tokens(ANSWER)))
@@ -135,10 +131,8 @@ async def test_without_a_verdict_the_policy_says_what_happens(
             await wire.batcher.report("small", batcher="b1")
             await wire.batcher.report("large", batcher="b2", classes=[late])
             await wire.until(lambda: is_served(wire.gateway, "large"))
-        text, sampling = (
-            "x" * 220 if how == "too_long" else "hello",
-            pb.SamplingParams(max_tokens=4),
-        )
+        text = "x" * 220 if how == "too_long" else "hello"
+        sampling = pb.SamplingParams(max_tokens=4)
         call, task = await wire.begin(prompt(text, sampling=sampling), timeout=60)
         if how in ("unparsable", "failed", "timeout"):
             check = await wire.batcher.task("large")

@@ -83,14 +83,7 @@ async def test_hint_shows_what_output_rules_leave(hinting: Opened) -> None:
 
 
 async def test_hint_keeps_the_placeholders_of_the_prompt(hinting: Opened) -> None:
-    safety = {
-        "policies": {
-            "default": {
-                "actions": {"pii.email": "redact"},
-                "restore": True,
-            }
-        }
-    }
+    safety = {"policies": {"default": {"actions": {"pii.email": "redact"}, "restore": True}}}
     async with hinting(safety=safety) as wire:
         call, first = await wire.begin(prompt(f"ask {EMAIL}", model=""))
         tokenizer = wire.catalog["small"].tokenizer.tokenizer

@@ -63,9 +63,7 @@ async def dropped(wire: Wire, task: Task) -> str:
     return run.dropped
 
 
-async def test_the_shadow_gets_the_same_prompt_after_the_answer(
-    opened: Any,
-) -> None:
+async def test_the_shadow_gets_the_same_prompt_after_the_answer(opened: Any) -> None:
     async with opened(prices={"small": (1, 1), "large": (10, 1e6)}) as wire:
         fields = {"labels": {"task": "greeting"}, "priority": pb.PRIORITY_STANDARD}
         call = wire.stub.Generate(
