@@ -185,7 +185,7 @@ def pending(record: JobRecord) -> Event | None:
     return event if event is not None and event.id != record.notified_event_id else None
 
 
-class _ClaimedElsewhere(Exception):
+class _SentElsewhere(Exception):
     """Another process sends the event, or it was sent."""
 
 
@@ -216,7 +216,7 @@ class Notifier:
             nonlocal event
             event = pending(record)
             if event is None:
-                raise _ClaimedElsewhere
+                raise _SentElsewhere
             record.notifying_until_unix_ms = unix_ms() + NOTIFY_MS
 
         def note(record: JobRecord) -> None:
@@ -228,7 +228,7 @@ class Notifier:
             assert event is not None, "claimed"
             await send(record.job, event, self._post)
             await self._store.change(job, note)
-        except _ClaimedElsewhere:
+        except _SentElsewhere:
             return
         except SluiceError as error:
             logger.warning("webhook of job %s was delayed: %s", job, error)

@@ -88,7 +88,7 @@ class _Expiry(Part):
     seconds: int = Field(ge=EXPIRY_S_MIN, le=EXPIRY_S_MAX)
 
 
-class _Batch(Part):
+class _BatchBody(Part):
     """The body of a new batch."""
 
     input_file_id: str
@@ -361,7 +361,7 @@ def create_request(
         BadField: A field is unsupported, or its value is invalid.
         InvalidRequest: A header is invalid.
     """
-    fields = read(_Batch, body, remedies=_REMEDIES)
+    fields = read(_BatchBody, body, remedies=_REMEDIES)
     labels = labels_of_metadata(fields.metadata or {})
     # `batch_object` reads the endpoint from the name. Jobs do not need it: each line of the file has its own.
     spec = pb.JobSpec(name=fields.endpoint, labels={**labels, **labels_of(headers)})

@@ -49,7 +49,7 @@ class _Block(Part):
     toolset_name: Any = None
 
 
-class _Text(_Block):
+class _TextBlock(_Block):
     text: str
 
 
@@ -70,7 +70,7 @@ class _Thought(_Block, extra="ignore"):
 
 
 _BLOCKS: Final[Mapping[str, type[_Block]]] = {
-    "text": _Text,
+    "text": _TextBlock,
     "tool_use": _ToolUse,
     "tool_result": _ToolResult,
     **dict.fromkeys(_DROPPED, _Thought),
@@ -110,7 +110,7 @@ class _ContextManagement(Part):
     edits: Entries[_Edit] = Field([])
 
 
-class _Tool(Part):
+class _CustomTool(Part):
     """A tool; its type and the fields behind the schema are accepted with values that change nothing."""
 
     type: Literal["custom"] = "custom"
@@ -142,7 +142,7 @@ class _ToolChoice(Part):
         return _CHOICES[self.type]
 
 
-class _Same(Extensions):
+class _MessagesOptions(Extensions):
     """Fields with the same name in chats; some are Sluice's own."""
 
     model: Any = None
@@ -152,7 +152,7 @@ class _Same(Extensions):
     top_k: Any = None
 
 
-class _Fields(_Same):
+class _MessagesFields(_MessagesOptions):
     """The body; fields behind `tool_choice` are accepted with values that change nothing."""
 
     messages: Entries[Any]
@@ -162,7 +162,7 @@ class _Fields(_Same):
     metadata: _Metadata = _Metadata()
     output_config: _OutputConfig = _OutputConfig()
     output_format: _Format | None = None
-    tools: Entries[_Tool] = Field([])
+    tools: Entries[_CustomTool] = Field([])
     tool_choice: _ToolChoice | None = None
     thinking: _Thinking | None = None
     context_management: _ContextManagement | None = None
@@ -174,7 +174,7 @@ class _Fields(_Same):
     def chat(self) -> Json:
         """Return the fields of a chat, without its messages."""
         config, choice = self.output_config, self.tool_choice
-        chat = self.declared_in(_Same)
+        chat = self.declared_in(_MessagesOptions)
         chat["stop"] = self.stop_sequences
         chat["user"] = self.metadata.user_id
         # The default effort of Anthropic's API leaves the decision to the model.
@@ -200,7 +200,7 @@ class MessagesBody:
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         """Read `body`; raise BadField for an unsupported field."""
-        fields = read(_Fields, body, remedies=_REMEDIES)
+        fields = read(_MessagesFields, body, remedies=_REMEDIES)
         self.streams = fields.stream
         self._chat = fields.chat()
         self._messages: list[Json] = []
@@ -258,7 +258,7 @@ class MessagesBody:
     def _add_block(self, role: str, block: _Block, path: str, block_path: str) -> None:
         """Add a block of the message at `path` to the chat."""
         match block:
-            case _Text():
+            case _TextBlock():
                 message = self._message(role, path)
                 # The model must see its own text unchanged.
                 gap = "" if role == "assistant" else "\n\n"
@@ -305,7 +305,7 @@ def _asks_for_cache(body: Mapping[str, Any]) -> bool:
 def _blocks(content: Any, path: str, kinds: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Yield each block of `content`, of one of these `kinds`, with its path; a text is one block."""
     if isinstance(content, str):
-        yield path, _Text(type="text", text=content)
+        yield path, _TextBlock(type="text", text=content)
         return
     check_entries(path, content)
     if not isinstance(content, list | tuple):

@@ -53,7 +53,7 @@ _IGNORED_IN_ITEMS: Final = (
 """Fields of items that do not change the prompt. The name of a function is read separately."""
 
 
-class _Same(Extensions):
+class _ResponseOptions(Extensions):
     """Fields with the same name in chats; some are Sluice's own."""
 
     model: Any = None
@@ -81,12 +81,12 @@ class _Reasoning(Part):
     generate_summary: Any = None
 
 
-class _Text(Part):
+class _TextOptions(Part):
     format: dict[str, Any] | None = None
     verbosity: Literal["medium"] = "medium"
 
 
-class _Tool(Part, extra="allow"):
+class _FunctionTool(Part, extra="allow"):
     type: Literal["function"]
 
 
@@ -94,7 +94,7 @@ class _StreamOptions(Part):
     include_obfuscation: Literal[False] = False
 
 
-class _Fields(_Same):
+class _ResponseFields(_ResponseOptions):
     """The body; fields behind `text` are accepted with values that change nothing."""
 
     instructions: str | None = None
@@ -102,9 +102,9 @@ class _Fields(_Same):
     max_output_tokens: Any = None
     include: Entries[Any] = Field([])
     reasoning: _Reasoning = _Reasoning()
-    tools: Entries[_Tool] = Field([])
+    tools: Entries[_FunctionTool] = Field([])
     tool_choice: Any = None
-    text: _Text = _Text()
+    text: _TextOptions = _TextOptions()
     stream_options: _StreamOptions | None = None
     max_tool_calls: int | None = None  # limits OpenAI's built-in tools
     background: Literal[False] = False
@@ -122,8 +122,8 @@ def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
     Raises:
         BadField: A field is unsupported.
     """
-    fields = read(_Fields, body, remedies=_REMEDIES)
-    chat = fields.declared_in(_Same)
+    fields = read(_ResponseFields, body, remedies=_REMEDIES)
+    chat = fields.declared_in(_ResponseOptions)
     chat["messages"] = _messages(fields.instructions, fields.input, places)
     chat["logprobs"] = _LOGPROBS in fields.include or bool(fields.top_logprobs) or None
     chat["max_tokens"] = fields.max_output_tokens

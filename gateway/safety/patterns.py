@@ -80,7 +80,7 @@ Links = tuple[int, int, int]
 NOWHERE: Final[Links] = (0, 0, 0)
 
 
-class Part(NamedTuple):
+class PatternPart(NamedTuple):
     """Facts about a part of a pattern.
 
     Attributes:
@@ -164,13 +164,13 @@ class Positions:
         self.unbounded: int | None = None
         self.whole = self._alternation()
 
-    def _alternation(self) -> Part:
+    def _alternation(self) -> PatternPart:
         """Parse up to the next closing parenthesis, or the end."""
         whole = self._sequence()
         while self._next_is("bar"):
             self._at += 1
             option = self._sequence()
-            whole = Part(
+            whole = PatternPart(
                 whole.empty | option.empty,
                 union(whole.first, option.first),
                 union(whole.last, option.last),
@@ -182,13 +182,13 @@ class Positions:
     def _next_is(self, *kinds: str) -> bool:
         return self._at < len(self._tokens) and self._tokens[self._at].lastgroup in kinds
 
-    def _sequence(self) -> Part:
-        whole = Part(ANYWHERE)
+    def _sequence(self) -> PatternPart:
+        whole = PatternPart(ANYWHERE)
         while self._at < len(self._tokens) and not self._next_is("bar", "close"):
             whole = self._joined(whole, self._repeated())
         return whole
 
-    def _repeated(self) -> Part:
+    def _repeated(self) -> PatternPart:
         begin, size = self._at, len(self.chars)
         part = self._atom()
         if not self._next_is("repeat"):
@@ -209,9 +209,9 @@ class Positions:
         whole = self._times(copies[:high], low, high is None)
         return whole._replace(least=least, most=most)
 
-    def _times(self, copies: list[Part], low: int, endless: bool) -> Part:
+    def _times(self, copies: list[PatternPart], low: int, endless: bool) -> PatternPart:
         """Repeat a part at least `low` times: `(x(x(x)?)?)?` needs fewer links than `x?x?x?`."""
-        whole = Part(ANYWHERE)
+        whole = PatternPart(ANYWHERE)
         if endless:
             self._connect(copies[-1].last, copies[-1].first)
         for number in range(len(copies), 0, -1):
@@ -220,22 +220,22 @@ class Positions:
                 whole = whole._replace(empty=ANYWHERE)
         return whole
 
-    def _atom(self) -> Part:
+    def _atom(self) -> PatternPart:
         token = self._tokens[self._at]
         self._at += 1
         match token.lastgroup:
             case "flags":
                 self._set_flags(token[0])
-                return Part(ANYWHERE)
+                return PatternPart(ANYWHERE)
             case "open":
                 return self._group(token)
             case "assertion":
-                return Part(_ASSERTIONS.get(token[0], AT_BOUNDARY | INSIDE))
+                return PatternPart(_ASSERTIONS.get(token[0], AT_BOUNDARY | INSIDE))
             case "strange":
                 raise PatternError(f"the escape {token[0]} is not supported", token.start())
         return self._char(token[0])
 
-    def _group(self, token: re.Match[str]) -> Part:
+    def _group(self, token: re.Match[str]) -> PatternPart:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             reason = f"more than {DEPTH_MAX} nested groups"
@@ -253,18 +253,18 @@ class Positions:
         on, _, off = text.strip("(?:)").partition("-")
         self._flags = "".join(sorted({*self._flags, *on}.intersection("is").difference(off)))
 
-    def _char(self, text: str) -> Part:
+    def _char(self, text: str) -> PatternPart:
         if len(self.chars) >= PATTERN_POSITIONS_MAX:
             raise PatternError(f"more than {PATTERN_POSITIONS_MAX} characters when written out")
         only = 1 << len(self.chars)
         self.chars.append(f"(?{self._flags}:{text})")
         for follow in self.follow:
             follow.append(0)
-        return Part(0, (only, only, only), (only, only, only), 1, 1)
+        return PatternPart(0, (only, only, only), (only, only, only), 1, 1)
 
-    def _joined(self, left: Part, right: Part) -> Part:
+    def _joined(self, left: PatternPart, right: PatternPart) -> PatternPart:
         self._connect(left.last, right.first)
-        return Part(
+        return PatternPart(
             left.empty & right.empty,
             union(left.first, _where(left.empty, right.first)),
             union(right.last, _where(right.empty, left.last)),

@@ -166,7 +166,7 @@ def test_a_model_hangs_that_gives_nobody_a_token(
     assert runs.opens(runs.run(sent_at, token_at), now) is hangs
 
 
-def test_a_run_that_no_batcher_took_or_another_ended_proves_nothing() -> None:
+def test_unaccepted_or_superseded_run_proves_nothing() -> None:
     runs = Runs()
     run = runs.run(0.0)
     run.was_accepted = False
