@@ -12,6 +12,7 @@ import pkgutil
 import re
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -110,6 +111,8 @@ def http_names() -> set[str]:
         *(ROOT / "sluice/openai" / f"{name}.py" for name in ("requests", "embeddings")),
     ]
     names = {name for path in files for name in _names_in(ast.parse(path.read_text()))}
+    for path in (ROOT / "gateway/http").glob("*.py"):  # their classes declare fields
+        import_module(f"gateway.http.{path.stem}")
     names |= {one.name for one in inference_pb2.SamplingParams.DESCRIPTOR.fields}
     return (names | set(_declared(Part))) - NO_INPUTS
 
