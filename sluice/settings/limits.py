@@ -1,7 +1,5 @@
 """How much a tenant may take: `limits` for every tenant, `tenants.NAME.limits` instead for one."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from sluice.settings.base import Count, Name, NotNegative, Positive, Section
@@ -27,7 +25,7 @@ class SoftLimit(ModelChoice):
 class LimitSettings(RateLimits):
     """Limits of one tenant, over all gateways."""
 
-    burst_s: ClassVar[float] = 10.0
+    burst_s: float = Field(10.0, gt=0, le=3600)
     """How much of a rate may come at once, in seconds of it."""
     models: dict[Name, RateLimits] = Field(default_factory=dict)
     """Rates of single models, beside those of all."""

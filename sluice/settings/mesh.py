@@ -116,7 +116,7 @@ class HttpSettings(Section):
     keep_alive_s: Positive = 75.0
     """How long a connection may be idle between two requests, in seconds. Keep it above the idle time of a load
     balancer (60 s for most), so that the load balancer closes first."""
-    stream_ping_s: ClassVar[float] = 5.0
+    stream_ping_s: Positive = 5.0
     """Silence after which a stream sends a comment (`: waiting`), in seconds. Proxies close silent connections after
     10 s or more. The first comment brings the head of the answer; an error after that is an event of the stream."""
 
