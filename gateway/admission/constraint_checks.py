@@ -144,11 +144,14 @@ class ConstraintChecks:
         return child
 
     def _drop(self, child: Popen[bytes]) -> None:
-        if child in self.children:
+        # A thread and `close` may both drop a child: only the one that removes it ends it.
+        try:
             self.children.remove(child)
-            child.kill()
-            with child:  # closes the pipes and waits
-                pass
+        except ValueError:
+            return
+        child.kill()
+        with child:  # closes the pipes and waits
+            pass
 
 
 def _ask(child: Popen[bytes], kind: str, text: str, timeout_s: float) -> bytes:

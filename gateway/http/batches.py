@@ -362,7 +362,7 @@ def create_request(
         InvalidRequest: A header is invalid.
     """
     fields = read(_BatchBody, body, remedies=_REMEDIES)
-    labels = labels_of_metadata(fields.metadata or {})
+    labels = labels_of_metadata({} if fields.metadata is None else fields.metadata)
     # `batch_object` reads the endpoint from the name. Jobs do not need it: each line of the file has its own.
     spec = pb.JobSpec(name=fields.endpoint, labels={**labels, **labels_of(headers)})
     if PRIORITY in headers:  # otherwise jobs choose the class

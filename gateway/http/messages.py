@@ -106,7 +106,7 @@ class _Edit(Part, extra="ignore"):
     """Prompts never have thinking; other edits would change them."""
 
 
-class _ContextManagement(Part):
+class _ContextManagement(Part, extra="ignore"):
     edits: Entries[_Edit] = Field([])
 
 
@@ -119,7 +119,7 @@ class _CustomTool(Part):
     strict: Any = None
     input_schema: Any
     cache_control: Any = None
-    allowed_callers: list[Literal["direct"]] = Field([])
+    allowed_callers: list[Literal["direct"]] = Field([], min_length=1, max_length=1)
     defer_loading: Literal[False] = False
     eager_input_streaming: bool = False  # tool calls are always sent whole
     input_examples: list[Any] = Field([], max_length=0)

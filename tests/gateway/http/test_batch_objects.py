@@ -107,6 +107,8 @@ def test_a_batch_is_a_job() -> None:
         ({"endpoint": "/v1/images"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"metadata": {"a": []}}, "metadata.a"),
+        ({"metadata": []}, "metadata"),
+        ({"metadata": ""}, "metadata"),
         ({"output_expires_after": {}}, "output_expires_after"),
         ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "anchor"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "seconds"),

@@ -169,6 +169,7 @@ HARMLESS: list[dict[str, Any]] = [
     {"metadata": {"user_id": None}},
     {"output_config": {"effort": "high"}},
     {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+    {"context_management": {"edits": [], "later": 1}},
     {"stop_sequences": []},
     {"tools": [], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
 ]
@@ -234,6 +235,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TOOL, {"type": "web_search_20250305", "name": "w"}]}, "tools[1].type", "'custom'"),
     ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools[0].input_examples", "over 0 entries"),
     ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "False"),
+    ({"tools": [{**TOOL, "allowed_callers": []}]}, "tools[0].allowed_callers", "at least 1"),
     ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type", "'auto', 'any'"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name", "text"),
 ]
