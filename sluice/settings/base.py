@@ -1,5 +1,6 @@
 """The base class of the sections of the configuration, and the kinds of their values."""
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, get_args
 
@@ -22,6 +23,8 @@ PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 NotNegative = Annotated[float, Field(ge=0, le=NUMBER_MAX)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
+_OCTAL: Final = re.compile(r"\s*[-+]?0[0-9_]*[0-9]\s*")
+
 
 class Section(BaseModel):
     """Part of the configuration: unknown keys are errors, and values do not change."""
@@ -30,12 +33,16 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_no_switch(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a switch where a number belongs, which pydantic reads as 0 or 1."""
+    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a switch, which pydantic reads as 0 or 1, and an octal number where a number belongs."""
         kinds = {*_kinds(cls.model_fields[str(info.field_name)].annotation)}
+        if not kinds & {int, float} or bool in kinds:
+            return value
         for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, bool) and kinds & {int, float} and bool not in kinds:
+            if isinstance(part, bool):
                 raise ValueError(f"{shown(part)} is a switch, not a number; write a number")
+            if isinstance(part, str) and _OCTAL.fullmatch(part):
+                raise ValueError(f"{part} may be read as octal; write it without zeros in front")
         return value
 
 

@@ -39,6 +39,7 @@ MODEL = "models:\n- {name: a, path: b"
         ("models:\n  - {path: {{ MODEL }}}\n", "line 2: {{ MODEL }} is a placeholder that was"),
         ("{{- if .Values.x }}\ngateway: {}\n", "line 1: {{- if .Values.x }} is a placeholder"),
         ("http: {hosts: [a, '${HOST}']}", "line 1: ${HOST} is a placeholder"),
+        ("nats: {port: 010}", "line 1: nats.port: 010 may be read as octal; write it without"),
         ("gateway: {drain_s: yes}", "gateway.drain_s: true is a switch, not a number"),
         (f"{MODEL}, devices: [on]}}", "models.0.devices: true is a switch, not a number"),
         ("gateway: {drain_s: .inf}", "gateway.drain_s: inf should be a finite number"),
