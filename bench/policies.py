@@ -155,8 +155,8 @@ class PolicyBench:
 def result_of(answered: list[Arrival], sent: int, padding: float, tokens: float) -> Result:
     """Return the figures of a trace, of whose batches so many tokens were padding, and so many none."""
     ended = max(arrival.at_s + (arrival.latency_s or 0.0) for arrival in answered)
-    first = percentiles(arrival.ttft_s for arrival in answered if arrival.ttft_s is not None)
-    total = percentiles(arrival.latency_s for arrival in answered if arrival.latency_s is not None)
+    first = percentiles(arrival.ttft_s for arrival in answered)
+    total = percentiles(arrival.latency_s for arrival in answered)
     return Result(
         tokens_per_s=sum(arrival.answer_tokens for arrival in answered) / ended,
         padding_share=padding / max(1.0, padding + tokens),

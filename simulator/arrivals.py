@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from typing_extensions import override
 
 from simulator.trace import Arrival, Name, PriorityClass, Seconds, SimulationError, Tokens
@@ -251,14 +251,13 @@ def parse_stream(text: str) -> ArrivalStream:
     if kind not in KINDS:
         raise SimulationError(f"no arrivals {kind!r}; there are {', '.join(KINDS)}")
     try:
-        return KINDS[kind].model_validate_strings(_pairs(text, rest))
-    except ValidationError as error:
-        raise SimulationError(f"{text!r}: {SimulationError.of(error)}") from error
+        return KINDS[kind].model_validate_strings(dict(map(_pair, filter(None, rest.split(",")))))
+    except ValueError as error:
+        raise SimulationError.of(error, repr(text)) from error
 
 
-def _pairs(text: str, rest: str) -> dict[str, str]:
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise SimulationError(f"{text!r}: {key!r} is not key=value")
-    return {key: value for key, _, value in pairs}
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{key!r} is not key=value")
+    return key, value

@@ -7,7 +7,6 @@
 are fitted to measured steps, which `simulator/measured.py` reads from a file.
 """
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -102,31 +101,27 @@ def fit(samples: Sequence[StepSample]) -> CostFit:
     Raises:
         SimulationError: fewer than `SAMPLES_MIN` steps, or none that decodes.
     """
+    import numpy as np
+    from scipy.optimize import nnls
+
     if len(samples) < SAMPLES_MIN or not any(sample.decode_rows for sample in samples):
         raise SimulationError(
             f"{len(samples)} steps were measured: a cost needs {SAMPLES_MIN}, with decoding ones"
         )
-    # Absolute errors give a first prediction, to which the errors are then relative.
-    cost = _solve(samples, [1.0] * len(samples))
-    cost = _solve(samples, _predicted(cost, samples))
-    errors = _errors(cost, samples)
-    bound = OUTLIER * statistics.median(errors)
-    inliers = [s for s, error in zip(samples, errors, strict=True) if error <= bound]
-    # Each solution predicts better, and so weighs the errors of the next one better.
-    for _ in range(REWEIGHTINGS):
-        cost = _solve(inliers, _predicted(cost, inliers))
-    return CostFit(cost, len(inliers), statistics.median(_errors(cost, inliers)))
-
-
-def _solve(samples: Sequence[StepSample], scales: Sequence[float]) -> StepCost:
-    """Return the least squares of the errors divided by `scales`, with no negative coefficient."""
-    import numpy as np
-    from scipy.optimize import nnls
-
-    weights = 1 / np.array(scales)
-    parts = np.array([_amounts(sample) for sample in samples])
-    wanted = np.array([s.seconds for s in samples])
-    return StepCost(*map(float, nnls(parts * weights[:, None], wanted * weights)[0]))
+    amounts = np.array([_amounts(sample) for sample in samples])
+    measured = np.array([sample.seconds for sample in samples])
+    predicted, is_kept = np.ones(len(samples)), np.ones(len(samples), dtype=bool)
+    # Absolute errors give a first prediction, to which the errors are then relative. Each solution
+    # predicts better, and so weighs the errors of the next one better.
+    for iteration in range(2 + REWEIGHTINGS):
+        weighted = amounts[is_kept] / predicted[is_kept, None]
+        solution, _ = nnls(weighted, measured[is_kept] / predicted[is_kept])
+        predicted = np.maximum(0.1 * np.median(measured), amounts @ solution)
+        errors = np.abs(measured - predicted) / predicted
+        if iteration == 1:
+            is_kept = errors <= OUTLIER * np.median(errors)
+    error = float(np.median(errors[is_kept]))
+    return CostFit(StepCost(*map(float, solution)), int(is_kept.sum()), error)
 
 
 def _amounts(sample: StepSample) -> tuple[float, ...]:
@@ -139,19 +134,3 @@ def _amounts(sample: StepSample) -> tuple[float, ...]:
         float(sample.prefill_tokens > 0),
         sample.attended,
     )
-
-
-def _predicted(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
-    """Return the predicted time of each step, with a lower bound."""
-    least = 0.1 * statistics.median(sample.seconds for sample in samples)
-    return [
-        max(least, cost(s.prefill_tokens, s.decode_rows, s.context_tokens, s.attended))
-        for s in samples
-    ]
-
-
-def _errors(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
-    predicted = _predicted(cost, samples)
-    return [
-        abs(s.seconds - seconds) / seconds for s, seconds in zip(samples, predicted, strict=True)
-    ]

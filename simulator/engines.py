@@ -8,6 +8,7 @@ chunked prefill, paged KV cache, preemption). `SimulatedGenerateEngine` computes
 batches, like the engine "generate".
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -38,14 +39,7 @@ class Stretch:
 
     def steps_within(self, elapsed_s: float) -> int:
         """Return the step that runs `elapsed_s` after the start, counted from 1."""
-        low, high = 1, self.steps
-        while low < high:
-            middle = (low + high) // 2
-            if self.seconds(middle) >= elapsed_s:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return 1 + bisect_left(range(1, self.steps), elapsed_s, key=self.seconds)
 
 
 @dataclass(slots=True)
@@ -218,8 +212,7 @@ class SimulatedGenerateEngine:
     def cancel(self, request_id: str) -> None:
         """Do what `ContinuousEngine.cancel` does."""
         if self._live.pop(request_id, None) is None:
-            batches = ([s for s in batch if s.request_id != request_id] for batch in self._waiting)
-            self._waiting = [batch for batch in batches if batch]
+            self._drop_waiting({request_id})
 
     def stretch(self, now: float) -> Stretch | None:
         """Do what `ContinuousEngine.stretch` does."""
@@ -264,9 +257,7 @@ class SimulatedGenerateEngine:
             running=len(self._live),
             waiting=self._count_waiting(),
             running_tokens=sum(len(sequence.prompt) for sequence in self._live.values()),
-            waiting_tokens=sum(
-                len(sequence.prompt) for batch in self._waiting for sequence in batch
-            ),
+            waiting_tokens=sum(len(s.prompt) for batch in self._waiting for s in batch),
             batch_running=bool(self._live),
         )
 
@@ -284,19 +275,14 @@ class SimulatedGenerateEngine:
         batch = first[: self._limits.slots]
         longest = max(len(sequence.prompt) for sequence in batch)
         others = (sequence for other in self._waiting if other is not first for sequence in other)
-        alike = [
-            sequence
-            for sequence in others
-            if JOIN_SHARE * longest <= len(sequence.prompt) <= longest
-        ]
+        alike = [s for s in others if JOIN_SHARE * longest <= len(s.prompt) <= longest]
         batch += alike[: self._limits.slots - len(batch)]
-        names = {sequence.request_id for sequence in batch}
-        kept = (
-            [sequence for sequence in other if sequence.request_id not in names]
-            for other in self._waiting
-        )
-        self._waiting = [other for other in kept if other]
+        self._drop_waiting({sequence.request_id for sequence in batch})
         return batch
+
+    def _drop_waiting(self, names: set[str]) -> None:
+        batches = ([s for s in batch if s.request_id not in names] for batch in self._waiting)
+        self._waiting = [batch for batch in batches if batch]
 
 
 SimulatedEngine = ContinuousEngine | SimulatedGenerateEngine

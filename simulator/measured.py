@@ -17,14 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from simulator.cores import Sharing
 from simulator.cost import StepCost, StepSample, fit
 from simulator.fleet import SHIPPED, ProcessCost
 from simulator.results import Ending, percentiles
 from simulator.simulator import Links, Setup, simulate
-from simulator.trace import Arrival, SimulationError
+from simulator.trace import Arrival, SimulationError, json_object
 
 TIMES: Final = ("ttft_p50", "ttft_p95", "latency_p50", "latency_p95")
 STEPS: Final = "engine_cost"
@@ -96,7 +96,7 @@ def parse_costs(lines: Iterable[str]) -> Costs:
     processes, mesh = dict(SHIPPED), None
     for number, line in enumerate(lines, start=1):
         try:
-            figure = _figure(line) if line.strip() else ""
+            figure = str(json_object(line).get("figure")) if line.strip() else ""
             if figure == STEPS:
                 samples += _Steps.model_validate_json(line).samples()
             elif figure == MESH:
@@ -104,10 +104,8 @@ def parse_costs(lines: Iterable[str]) -> Costs:
             elif figure.startswith(PROCESS):
                 process = _Process.model_validate_json(line)
                 processes[figure.removeprefix(PROCESS)] = process.also
-        except ValidationError as error:
-            raise SimulationError(f"line {number}: {SimulationError.of(error)}") from error
-        except SimulationError as error:
-            raise SimulationError(f"line {number}: {error}") from error
+        except ValueError as error:
+            raise SimulationError.of(error, f"line {number}") from error
     # A mesh that was measured as a whole replaces a cost fitted to single steps.
     if mesh is not None:
         return Costs(mesh.step, mesh.error, processes, mesh)
@@ -115,21 +113,11 @@ def parse_costs(lines: Iterable[str]) -> Costs:
     return Costs(fitted.cost, fitted.error, processes)
 
 
-def _figure(line: str) -> str:
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise SimulationError(f"is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise SimulationError("is not a JSON object")
-    return str(values.get("figure"))
-
-
 def times(trace: Iterable[Arrival]) -> dict[str, float]:
     """Return percentiles of time to first token and latency of answered interactive requests, in seconds."""
-    answered = [arrival for arrival in trace if arrival.priority_class == "interactive"]
-    first = percentiles(a.ttft_s for a in answered if a.ttft_s is not None)
-    last = percentiles(a.latency_s for a in answered if a.latency_s is not None)
+    interactive = [arrival for arrival in trace if arrival.priority_class == "interactive"]
+    first = percentiles(arrival.ttft_s for arrival in interactive)
+    last = percentiles(arrival.latency_s for arrival in interactive)
     values = (first.p50, first.p95, last.p50, last.p95)
     return {name: value or 0.0 for name, value in zip(TIMES, values, strict=True)}
 

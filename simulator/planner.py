@@ -2,8 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 from typing import Final
 
@@ -47,39 +49,25 @@ def plan_trace(
         SimulationError: not even `workers_max` are enough.
     """
 
+    @cache
     def run(workers: int) -> Summary:
         history = simulate(trace, replace(setup, workers=workers))
         return summarize(history, slos, worker_hour_price)
 
-    workers = _fewest(run, lambda summary: _meets(summary, share), workers_max)
-    if workers is None:
-        raise SimulationError(
-            f"{workers_max} workers do not meet the SLOs for {share:.1%} of every class;"
-            " an SLO may be shorter than an answer takes on an idle worker"
-        )
+    def is_enough(workers: int) -> bool:
+        return all(summary.within_slo >= share for summary in run(workers).classes)
+
+    # Double until it is enough: simulations of many workers take long.
+    workers = 1
+    while not is_enough(workers):
+        if workers == workers_max:
+            raise SimulationError(
+                f"{workers_max} workers do not meet the SLOs for {share:.1%} of every class;"
+                " an SLO may be shorter than an answer takes on an idle worker"
+            )
+        workers = min(2 * workers, workers_max)
+    workers = 1 + bisect_left(range(1, workers), True, key=is_enough)
     return TracePlan(workers, run(workers), run(workers - 1) if workers > 1 else None)
-
-
-def _meets(summary: Summary, share: float) -> bool:
-    return all(c.within_slo >= share for c in summary.classes)
-
-
-def _fewest(
-    run: Callable[[int], Summary], enough: Callable[[Summary], bool], limit: int
-) -> int | None:
-    # Double until it is enough, then bisect between the last two.
-    low, high = 0, 1
-    while not enough(run(high)):
-        if high >= limit:
-            return None
-        low, high = high, min(2 * high, limit)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if enough(run(middle)):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 @dataclass(frozen=True, slots=True)

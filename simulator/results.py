@@ -4,6 +4,7 @@ The objectives of a class are written `interactive:ttft=0.5,latency=5`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -90,13 +91,9 @@ class Slo:
     def met(self, outcome: RequestOutcome) -> bool:
         """Return whether a request met them."""
         ttft_s, latency_s = outcome.ttft_s, outcome.latency_s
-        return (
-            outcome.ending is Ending.FINISHED
-            and ttft_s is not None
-            and latency_s is not None
-            and ttft_s <= self.ttft_s
-            and latency_s <= self.latency_s
-        )
+        if ttft_s is None or latency_s is None:
+            return False
+        return ttft_s <= self.ttft_s and latency_s <= self.latency_s
 
 
 DEFAULT_SLOS: Final[Mapping[str, Slo]] = {
@@ -224,47 +221,34 @@ def summarize(
         occupancy=history.slot_s / (worker_s * history.slots),
         cost=cost,
         cost_per_million_tokens=None if cost is None or not tokens else cost / tokens * 1e6,
-        ttft_s=_first_tokens(history.outcomes),
-        latency_s=_latencies(history.outcomes),
+        ttft_s=percentiles(outcome.ttft_s for outcome in history.outcomes),
+        latency_s=percentiles(outcome.latency_s for outcome in history.outcomes),
     )
 
 
-def _first_tokens(outcomes: Iterable[RequestOutcome]) -> Percentiles:
-    return percentiles(o.ttft_s for o in outcomes if o.ttft_s is not None)
-
-
-def _latencies(outcomes: Iterable[RequestOutcome]) -> Percentiles:
-    return percentiles(o.latency_s for o in outcomes if o.latency_s is not None)
-
-
-def percentiles(values: Iterable[float]) -> Percentiles:
-    """Return percentiles by nearest rank."""
-    ordered = sorted(values)
-    return Percentiles(*(_rank(ordered, share) for share in (0.5, 0.95, 0.99)))
-
-
-def _rank(ordered: Sequence[float], share: float) -> float | None:
+def percentiles(values: Iterable[float | None]) -> Percentiles:
+    """Return percentiles by nearest rank; values of None are left out."""
+    ordered = sorted(value for value in values if value is not None)
     if not ordered:
-        return None
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+        return Percentiles(None, None, None)
+    ranks = (math.ceil(share * len(ordered)) for share in (0.5, 0.95, 0.99))
+    return Percentiles(*(ordered[rank - 1] for rank in ranks))
 
 
 def _of_class(
     name: str, members: Sequence[RequestOutcome], slo: Slo, seconds: float
 ) -> ClassSummary:
-    def count(ending: Ending) -> int:
-        return sum(outcome.ending is ending for outcome in members)
-
+    endings = Counter(outcome.ending for outcome in members)
     met = sum(slo.met(outcome) for outcome in members)
     return ClassSummary(
         priority_class=name,
         arrived=len(members),
-        finished=count(Ending.FINISHED),
-        expired=count(Ending.EXPIRED),
-        refused=count(Ending.REFUSED),
-        open=count(Ending.OPEN),
-        ttft_s=_first_tokens(members),
-        latency_s=_latencies(members),
+        finished=endings[Ending.FINISHED],
+        expired=endings[Ending.EXPIRED],
+        refused=endings[Ending.REFUSED],
+        open=endings[Ending.OPEN],
+        ttft_s=percentiles(outcome.ttft_s for outcome in members),
+        latency_s=percentiles(outcome.latency_s for outcome in members),
         goodput_per_s=met / seconds,
         within_slo=met / len(members),
         longest_wait_s=max(outcome.wait_s for outcome in members),

@@ -70,10 +70,10 @@ def simulate(trace: Sequence[Arrival], setup: Setup) -> History:
     Raises:
         SimulationError: a request is longer than a worker's cache.
     """
-    return Simulation(trace, setup).run()
+    return _Simulation(trace, setup).run()
 
 
-class Simulation:
+class _Simulation:
     """One run."""
 
     def __init__(self, trace: Sequence[Arrival], setup: Setup) -> None:
@@ -118,7 +118,12 @@ class Simulation:
             events.step()
         if until is not None:
             events.now = until
-        return self._close()
+        for request_id in list(self._queued_at):
+            self._leave_queue(request_id)
+        for worker in self._workers.values():
+            worker.account()
+        self._history.seconds = events.now
+        return self._history
 
     # Gateway.
 
@@ -136,7 +141,8 @@ class Simulation:
                 self._end(outcome, Ending.REFUSED, now)
                 return
             outcome.expected_s = admission.sent(arrival, now)
-        self._handle(partial(self._pass_on, number))
+        publish = partial(self._publish, number)
+        self._handle(lambda: self._later(self._setup.links.in_s, publish))
         if arrival.timeout_s is not None:
             self._events.at(arrival.at_s + arrival.timeout_s, partial(self._expire, number))
 
@@ -147,9 +153,8 @@ class Simulation:
         else:
             self._cores.work(self._cores.sharing.request_s / 2, then)
 
-    def _pass_on(self, number: int) -> None:
-        at = self._events.now + self._setup.links.in_s
-        self._events.at(at, partial(self._publish, number))
+    def _later(self, seconds: float, action: Action) -> None:
+        self._events.at(self._events.now + seconds, action)
 
     def _report_load(self) -> None:
         """Report the load of the batcher, and schedule the next report."""
@@ -166,13 +171,13 @@ class Simulation:
     def _publish(self, number: int) -> None:
         outcome = self._outcomes[number]
         if outcome.ending is Ending.OPEN:  # it may have expired on its way
-            self._queued_at[str(number)] = self._events.now
             self._add(_entry(str(number), outcome.arrival))
-            self._pumping.set(self._events.now)
 
     def _add(self, entry: QueueEntry) -> None:
-        self._entries[entry.request_id] = entry
-        self._queue.add(entry, self._events.now)
+        now = self._events.now
+        self._entries[entry.request_id], self._queued_at[entry.request_id] = entry, now
+        self._queue.add(entry, now)
+        self._pumping.set(now)
 
     def _pump(self) -> None:
         now = self._events.now
@@ -210,7 +215,7 @@ class Simulation:
             produced=(),
             sampling=Sampling(max_tokens=arrival.answer_tokens),
             rank=RANKS[arrival.priority_class],
-            coalesce_s=coalesce_s(arrival.priority_class, 1),
+            coalesce_s=_coalesce_s(arrival),
         )
 
     def _leave_queue(self, request_id: str) -> None:
@@ -249,9 +254,10 @@ class Simulation:
         # A refused request returns to the queue like one that a gateway sends again.
         for request_id in refused:
             if self._at_worker.pop(request_id, None) is not None:
-                self._queued_at[request_id] = self._events.now
                 self._finish(request_id, 0, whole=False)
-                self._add(_returned_entry(request_id, self._outcomes[int(request_id)].arrival))
+                entry = _entry(request_id, self._outcomes[int(request_id)].arrival)
+                entry.returned, entry.charged = True, entry.prompt_tokens
+                self._add(entry)
         self._pumping.set(self._events.now)
 
     def _progressed(self, worker: SimulatedWorker, progress: StepProgress) -> None:
@@ -261,7 +267,7 @@ class Simulation:
         for request_id in progress.first:
             outcome = self._outcomes[int(request_id)]
             # A coalesced first token leaves with the next message of its worker.
-            gather_s = self._gather_s(outcome)
+            gather_s = _coalesce_s(outcome.arrival)
             is_read = gather_s <= STREAM_COALESCE_MAX_S
             first_at = now if is_read else DELAYS.tokens_due_at(now, gather_s)
             outcome.first_at = first_at + links.out_s
@@ -269,7 +275,7 @@ class Simulation:
         ended: dict[float, list[str]] = {now: []} if progress.first else {}
         for request_id in progress.ended:
             outcome = self._outcomes[int(request_id)]
-            sent_at = now if progress.first else now + DELAYS.end_s(self._gather_s(outcome))
+            sent_at = now if progress.first else now + DELAYS.end_s(_coalesce_s(outcome.arrival))
             ended.setdefault(sent_at, []).append(request_id)
             if outcome.ending is Ending.OPEN:
                 self._end(outcome, Ending.FINISHED, sent_at + links.out_s)
@@ -280,10 +286,6 @@ class Simulation:
         for sent_at, names in ended.items():
             first = progress.first if sent_at == now else ()
             self._events.at(sent_at + links.send_s, partial(self._report, worker, first, names))
-
-    def _gather_s(self, outcome: RequestOutcome) -> float:
-        # Of interactive answers first tokens and ends count, which are never delayed.
-        return coalesce_s(outcome.arrival.priority_class, 1)
 
     def _report(self, worker: SimulatedWorker, first: Sequence[str], ended: Sequence[str]) -> None:
         """Report first tokens and ends to the batcher."""
@@ -299,16 +301,10 @@ class Simulation:
                 self._finish(request_id, tokens, decode_s=decode_s)
         self._pumping.set(self._events.now)
 
-    # Results.
 
-    def _close(self) -> History:
-        now = self._events.now
-        for request_id in list(self._queued_at):
-            self._leave_queue(request_id)
-        for worker in self._workers.values():
-            worker.account()
-        self._history.seconds = now
-        return self._history
+def _coalesce_s(arrival: Arrival) -> float:
+    # Of interactive answers first tokens and ends count, which are never delayed.
+    return coalesce_s(arrival.priority_class, 1)
 
 
 def _entry(request_id: str, arrival: Arrival) -> QueueEntry:
@@ -322,10 +318,3 @@ def _entry(request_id: str, arrival: Arrival) -> QueueEntry:
         prompt_tokens=arrival.prompt_tokens,
         max_tokens=arrival.max_tokens,
     )
-
-
-def _returned_entry(request_id: str, arrival: Arrival) -> QueueEntry:
-    """Return the entry of a request that a worker refused."""
-    entry = _entry(request_id, arrival)
-    entry.returned, entry.charged = True, arrival.prompt_tokens
-    return entry

@@ -21,7 +21,7 @@ A file holds one JSON object a line, in any order of time:
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -43,14 +43,16 @@ class SimulationError(ValueError):
     """Raised if a trace, a cost or an option cannot be simulated; the message says which and why."""
 
     @classmethod
-    def of(cls, error: ValidationError) -> "SimulationError":
-        """Return the first error of a validation, with its key."""
+    def of(cls, error: ValueError, where: str) -> "SimulationError":
+        """Return an error with its place; of a validation the first one, with its key."""
+        if not isinstance(error, ValidationError):
+            return cls(f"{where}: {error}")
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         if first["type"] == "missing":
-            return cls(f"{key} is missing")
+            return cls(f"{where}: {key} is missing")
         message = first["msg"].removeprefix("Value error, ")
-        return cls(f"{key}: {first['input']!r}: {message}")
+        return cls(f"{where}: {key}: {first['input']!r}: {message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +96,28 @@ def parse_trace(lines: Iterable[str]) -> list[Arrival]:
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
 
 
-def _parse(number: int, line: str) -> Arrival:
+def json_object(line: str) -> dict[str, Any]:
+    """Return the object of a line; raise ValueError if it is none."""
     try:
         values = json.loads(line)
-        if not isinstance(values, dict):
-            raise SimulationError("is not a JSON object")
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError("is not a JSON object")
+    return values
+
+
+def _parse(number: int, line: str) -> Arrival:
+    try:
+        values = json_object(line)
         if "answer_tokens" not in values:
-            raise SimulationError("answer_tokens is missing")
+            raise ValueError("answer_tokens is missing")
         arrival = _ARRIVAL.validate_python({"max_tokens": values["answer_tokens"], **values})
         if arrival.max_tokens < arrival.answer_tokens:
-            raise SimulationError(f"max_tokens: {arrival.max_tokens} is less than answer_tokens")
+            raise ValueError(f"max_tokens: {arrival.max_tokens} is less than answer_tokens")
         return arrival
-    except ValidationError as error:
-        raise SimulationError(f"line {number}: {SimulationError.of(error)}") from error
-    except SimulationError as error:
-        raise SimulationError(f"line {number}: {error}") from error
     except ValueError as error:
-        raise SimulationError(f"line {number}: is not JSON: {error}") from error
+        raise SimulationError.of(error, f"line {number}") from error
 
 
 @dataclass(slots=True)
