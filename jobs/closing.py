@@ -20,8 +20,8 @@ from jobs.core.leases import PROCESSES_LOST, is_idle, unfinished_error_of
 from jobs.core.retry import FailureKind, failure_kind
 from jobs.items import Item
 from jobs.process import JobProcess, JobStopped
-from jobs.results import OutcomeReader, failed, last_checkpoint, merge_attempts
-from jobs.sources import index_of, result_of
+from jobs.results import OutcomeReader, failed, merge_attempts
+from jobs.sources import result_of
 from jobs.stage_log import StageLog
 from jobs.stages import open_stage
 from jobs.store import Fenced
@@ -72,34 +72,23 @@ class Closer:
         await self._tasks.close()
 
     async def _close(self, job: str) -> None:
+        store = self._process.store
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_S):
                     await self._owner_left[job].wait()
-            await self._close_claimed(job)
+            with suppress(_ClaimedElsewhere, JobUnknown):
+                await close_job(self._process, await store.change(job, _claim))
+            return
+        except (SluiceError, Fenced) as error:
+            logger.warning("closing job %s was delayed: %s", job, error)
+            await asyncio.sleep(RETRY_S)
         finally:
             del self._owner_left[job]
-
-    async def _close_claimed(self, job: str) -> None:
-        wait_reason = ""
-        while True:
-            try:
-                record = await self._process.store.change(job, _claim)
-                await close_job(self._process, record)
-                return
-            except (_ClaimedElsewhere, JobUnknown):
-                return
-            except (SluiceError, Fenced) as error:
-                if wait_reason != str(error):
-                    wait_reason = str(error)
-                    logger.warning("closing job %s was delayed: %s", job, error)
-            except Exception:
-                logger.exception("closing job %s failed", job)
-                return
-            await asyncio.sleep(RETRY_S)
-            # Give up the claim, so that the next try, of any process, need not wait for its end.
-            with suppress(SluiceError):
-                await self._process.store.change(job, _release)
+        # Give up the claim: every process hears of the change and tries again. Without it the next
+        # scan of the records does.
+        with suppress(SluiceError):
+            await store.change(job, _release)
 
 
 def _claim(record: JobRecord) -> None:
@@ -129,7 +118,7 @@ async def close_job(process: JobProcess, record: JobRecord) -> None:
         if error is not None:
             async with aclosing(_items(process, record, log.done.low_water)) as items:
                 async for line in items:
-                    if index_of(line) not in log.done:
+                    if line.index not in log.done:
                         log.count(ItemOutcome(result=_unfinished_result(line, error)))
         await log.close(error)
     totals = await Totals.of(process.store, record, stage)
@@ -150,9 +139,7 @@ async def close_job(process: JobProcess, record: JobRecord) -> None:
     process.quotas.job(job.id, await process.store.change(job.id, note))
 
 
-async def _items(
-    process: JobProcess, record: JobRecord, first: int
-) -> AsyncGenerator[Item | ItemOutcome]:
+async def _items(process: JobProcess, record: JobRecord, first: int) -> AsyncGenerator[Item]:
     """Yield the items of the reached stage again, as far as the input can be read; at least those from `first` on."""
     if not record.upload_id:
         return  # The job ended before its input was read.
@@ -171,15 +158,12 @@ async def _items(
         logger.info("input of job %s cannot be read to its end: %s", record.job.id, error)
 
 
-def _unfinished_result(line: Item | ItemOutcome, error: JobItemError) -> JobResult:
-    """Return the outcome of an item that has none in the log."""
-    if isinstance(line, Item):
-        return result_of(line, JobResult(error=error))
-    result = JobResult()
-    result.CopyFrom(line.result)
-    if result.HasField("answer"):  # of the stage before
-        result.error.CopyFrom(error)
-    return result
+def _unfinished_result(item: Item, error: JobItemError) -> JobResult:
+    """Return the outcome of an item that has none in the log; an answer would be of the stage before."""
+    outcome = item.outcome
+    if outcome is None or outcome.HasField("answer"):
+        outcome = JobResult(error=error)
+    return result_of(item, outcome)
 
 
 async def dead_letters(
@@ -194,7 +178,7 @@ async def dead_letters(
     outcomes = merge_attempts(
         process.store, job.id, stage, record.attempt, first, past_gaps=is_idle(job)
     )
-    checkpoint = await last_checkpoint(process.store, job.id, stage)
+    checkpoint = (await process.store.last_segment(job.id, stage, 0))[0].checkpoint
     if checkpoint.HasField("unfinished"):
         outcomes = _with_unfinished(process, record, outcomes, checkpoint.unfinished, first)
     async for outcome in failed(outcomes):
@@ -212,8 +196,8 @@ async def _with_unfinished(
     reader, index = OutcomeReader(outcomes), first
     async with aclosing(_items(process, record, first)) as items:
         async for line in items:
-            if index_of(line) >= first:
-                index = index_of(line) + 1
+            if line.index >= first:
+                index = line.index + 1
                 unfinished = ItemOutcome(result=_unfinished_result(line, error))
                 yield await reader.at(index - 1) or unfinished
     while (head := await reader.skip_to(index)) is not None:  # its upload was deleted

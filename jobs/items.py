@@ -1,8 +1,13 @@
-"""What a line of a job's input becomes: an item, or a bad line."""
+"""What a line of a job's input becomes."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
+from sluice.v1.jobs_pb2 import JobItemError, JobResult
+
+REASON_CHARS_MAX: Final = 1000
+"""Longest reason of a bad line, which may quote a field that is as long as the line."""
 
 Request = GenerateRequest | EmbedRequest
 
@@ -12,7 +17,7 @@ class Item:
     """An item of a job, from its line in the input until its outcome is written.
 
     Attributes:
-        custom_id: its name in the job.
+        custom_id: its name in the job; empty if a bad line has none.
         line: its line in the input, or row of a table, from 1.
         request: what is asked of the mesh; the job adds class, labels and idempotency key.
         url: the API in OpenAI's batch format, such as "/v1/chat/completions"; empty in other formats.
@@ -30,6 +35,9 @@ class Item:
         refusals: how often in a row the mesh had no capacity for it.
         reserved_tokens: tokens set aside for it while it is in flight.
         followers: later items with the same hash.
+        outcome: is set if nothing has to be computed: of a bad line, or of a document that an earlier stage
+            has finished.
+        carried: whether an earlier stage has counted what it took.
     """
 
     custom_id: str
@@ -49,20 +57,17 @@ class Item:
     refusals: int = 0
     reserved_tokens: float = 0.0
     followers: list["Item"] = field(default_factory=list)
+    outcome: JobResult | None = None
+    carried: bool = False
+
+    def fail(self, reason: str, message: str, code: int = 3) -> None:
+        """Make it a dead letter, with a reason for programs and one sentence for people."""
+        error = JobItemError(code=code, reason=reason, message=message[:REASON_CHARS_MAX])
+        self.outcome = JobResult(error=error)
 
 
-@dataclass(frozen=True, slots=True)
-class BadLine:
-    """A line that is no item.
-
-    Attributes:
-        line: its line in the input, or row of a table, from 1.
-        custom_id: its name, if it could be read.
-        reason: what is wrong with the line, in one sentence.
-        code: the reason of its dead letter, for programs: "BAD_LINE" or "DUPLICATE_ID".
-    """
-
-    line: int
-    custom_id: str | None
-    reason: str
-    code: str = "BAD_LINE"
+def bad_line(line: int, custom_id: str, message: str, reason: str = "BAD_LINE") -> Item:
+    """Return a line that is no item."""
+    item = Item(custom_id, line, GenerateRequest())
+    item.fail(reason, message)
+    return item

@@ -6,7 +6,7 @@ from typing import Final
 
 from jobs.core.window import BLOCK, SPAN_MAX
 from jobs.store import JobStore
-from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint
+from sluice.internal.v1.job_pb2 import ItemOutcome
 
 FIRST: Final = 1
 """Sequence of the first segment."""
@@ -48,14 +48,6 @@ class OrderedLog:
             for position in sorted(self._early):
                 self._next_place = position + 1
                 yield self._early.pop(position)
-
-    async def everything(self) -> AsyncIterator[ItemOutcome]:
-        """Yield all outcomes of the log, in the order in which they were written."""
-        sequence = FIRST
-        while (entry := await self._store.segment_at(*self._attempt, sequence)) is not None:
-            segment, sequence = entry[0], entry[1] + 1
-            for outcome in segment.outcomes:
-                yield outcome
 
     async def _start(self) -> int:
         """Return a sequence at or before the first segment that may have the first position (bisection)."""
@@ -127,11 +119,6 @@ async def merge_attempts(
             index = min(head.result.index for head in there)
             yield next(head for head in reversed(there) if head.result.index == index)
             index += 1
-
-
-async def last_checkpoint(store: JobStore, job: str, stage: int) -> JobCheckpoint:
-    """Return how far the first attempt at a stage is; `unfinished` says whether it ended early."""
-    return (await store.last_segment(job, stage, 0))[0].checkpoint
 
 
 async def failed(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[ItemOutcome]:

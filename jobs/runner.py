@@ -23,9 +23,9 @@ from jobs.process import JobProcess, JobStopped, input_unreadable
 from jobs.sources import MessageSource, retry_dead_letters
 from jobs.stage_attempt import StageAttempt
 from jobs.stages import Source, open_stage
-from jobs.store import RETRY_AFTER_S, Fenced
+from jobs.store import RETRY_AFTER_S, Fenced, new_upload_id
 from jobs.totals import Totals, stages_of
-from jobs.uploads import SourceUnreachable, begin_messages
+from jobs.uploads import SourceUnreachable
 from sluice import errors
 from sluice.defaults import KEY_METADATA, TENANT_METADATA
 from sluice.internal.v1.job_pb2 import JobCheckpoint, JobRecord
@@ -127,36 +127,31 @@ class JobRunner:
                 with suppress(errors.StorageFull):
                     if self._attempt is not None:
                         await self._attempt.flush()
-                await self._edit(lambda record: self._note_end(record, error))
+                await self._edit(partial(self._note_end, error))
         except (TimeoutError, errors.SluiceError, Fenced, JobLost) as problem:
             logger.warning("writing the end of job %s failed: %s", self.job, problem)
 
-    def _note_end(self, record: JobRecord, error: BaseException | None) -> None:
-        job = record.job
+    def _note_end(self, error: BaseException | None, record: JobRecord) -> None:
+        job, now_ms = record.job, unix_ms()
         job.runner = ""
         if job.state == pb.JOB_STATE_RUNNING:
-            self._note_state(record, error)
+            match error:
+                case JobStopped():
+                    set_state(job, error.state, error.code, str(error), now_ms)
+                case errors.StorageFull() | errors.LimitReached():
+                    message = f"{error.message}; then resume the job"
+                    set_state(job, pb.JOB_STATE_PAUSED, error.reason, message, now_ms)
+                case errors.SluiceError():
+                    set_state(job, pb.JOB_STATE_FAILED, error.reason, error.message, now_ms)
+                case Exception():
+                    logger.error("job %s failed", self.job, exc_info=error)
+                    message = "the jobs service failed; its log has the reason"
+                    set_state(job, pb.JOB_STATE_FAILED, "INTERNAL", message, now_ms)
+                case _ if record.stage >= stages_of(record):
+                    set_state(job, pb.JOB_STATE_COMPLETED, "", "", now_ms)
         clear_progress(job.progress)
         if job.state in OVER:
             job.report.CopyFrom(self._report(record))
-
-    def _note_state(self, record: JobRecord, error: BaseException | None) -> None:
-        match error:
-            case JobStopped():
-                end = error.state, error.code, str(error)
-            case errors.StorageFull() | errors.LimitReached():
-                end = pb.JOB_STATE_PAUSED, error.reason, f"{error.message}; then resume the job"
-            case errors.SluiceError():
-                end = pb.JOB_STATE_FAILED, error.reason, error.message
-            case Exception():
-                logger.error("job %s failed", self.job, exc_info=error)
-                message = "the jobs service failed; its log has the reason"
-                end = pb.JOB_STATE_FAILED, "INTERNAL", message
-            case _ if record.stage >= stages_of(record):
-                end = pb.JOB_STATE_COMPLETED, "", ""
-            case _:
-                return
-        set_state(record.job, *end, unix_ms())
 
     # Working.
 
@@ -188,20 +183,19 @@ class JobRunner:
         process, source = self._process, self.record.job.spec.input
         if self.record.upload_id:
             return
-        try:
-            if source.nats_subject:
-                upload = await begin_messages(process.store, self.tenant, process.quotas)
-            else:
+        if source.nats_subject:  # its record comes with the first messages
+            process.quotas.check_upload(self.tenant)
+            upload = new_upload_id()
+        else:
+            try:
                 upload = await process.outside.fetch(
                     process.store, self.tenant, source.url, process.quotas, self._wait_for
                 )
-        except errors.InvalidRequest as error:
-            raise input_unreadable(error) from error
-        except SourceUnreachable as error:
-            message = (
-                f"the input cannot be read: {error}; make the URL reachable, then resume the job"
-            )
-            raise JobStopped("INPUT_UNREACHABLE", message) from error
+            except errors.InvalidRequest as error:
+                raise input_unreadable(error) from error
+            except SourceUnreachable as error:
+                message = f"{error}; make the URL reachable, then resume the job"
+                raise JobStopped("INPUT_UNREACHABLE", message) from error
 
         def note(record: JobRecord) -> None:
             record.upload_id = upload
@@ -307,10 +301,9 @@ class JobRunner:
             estimated = round(attempt.items_read / share) if share else 0
             progress.total = expected = max(written.total, attempt.items_read, estimated)
         self._sample(attempt)
-        progress.items_per_second = self._throughput.items_per_s
-        progress.tokens_per_second = self._throughput.tokens_per_s
-        left_s = self._throughput.remaining_s(max(0, expected - written.total))
-        if left_s is not None:
+        progress.items_per_second, progress.tokens_per_second = self._throughput.rates()
+        if progress.items_per_second:
+            left_s = max(0, expected - written.total) / progress.items_per_second
             progress.remaining.CopyFrom(duration(left_s * 1e3))
         earlier.note_stages(progress, record)
         return progress

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,22 +13,21 @@ from jobs.core.window import BLOCK, BLOCK_BYTES
 from jobs.input import Template, read_items
 from jobs.input.read import Format, ItemParser
 from jobs.input.tables import json_row
-from jobs.items import BadLine, Item
+from jobs.items import Item
 from jobs.process import JobProcess, input_unreadable
-from jobs.results import OutcomeReader, failed, last_checkpoint, merge_attempts
+from jobs.results import OutcomeReader, failed, merge_attempts
 from jobs.store import CHUNK_BYTES, RETRY_AFTER_S, Fenced, JobStore
 from jobs.threads import StopSignal
 from sluice.client.openai_lines import encoded_line
 from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
-from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, MessageChunk, UploadRecord
+from sluice.internal.v1.job_pb2 import JobRecord, MessageChunk, UploadRecord
 from sluice.v1 import jobs_pb2
 from sluice.v1.inference_pb2 import PRIORITY_BULK, EmbedRequest, GenerateRequest
-from sluice.v1.jobs_pb2 import Job, JobInput, JobItemError, JobResult, JobSpec
+from sluice.v1.jobs_pb2 import Job, JobInput, JobResult, JobSpec
 from sluice.wire.clock import ms_of, unix_ms
 from sluice.wire.patience import patiently
 
-Block = list[Item | ItemOutcome]
-"""Items, and outcomes of bad lines."""
+Block = list[Item]
 
 CHUNK_S: Final = 60.0
 """How long a chunk is waited for while JetStream does not respond, in seconds."""
@@ -77,23 +76,21 @@ class InputSource:
             TransportUnavailable: JetStream does not respond.
         """
         stop = StopSignal()
-        entries = Blocks(self._entries(asyncio.get_running_loop(), stop))
+        blocks = blocks_of(self._entries(asyncio.get_running_loop(), stop))
         tenant, threads = self.record.job.tenant, self.process.outside.reading
-        reading = asyncio.ensure_future(threads.run(tenant, entries.next))
+        reading = asyncio.ensure_future(threads.run(tenant, next, blocks, []))
         try:
             # Parse the next block in the thread while the caller works on this one.
             while block := await asyncio.shield(reading):
-                reading = asyncio.ensure_future(threads.run(tenant, entries.next))
+                reading = asyncio.ensure_future(threads.run(tenant, next, blocks, []))
                 yield block
         finally:
             # Nobody waits for the last block: its error, such as ReadingStopped, is not logged.
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-            stop.set()
+            stop.set_result(None)
             reading.cancel()
 
-    def _entries(
-        self, loop: asyncio.AbstractEventLoop, stop: StopSignal
-    ) -> Iterator[Item | ItemOutcome]:
+    def _entries(self, loop: asyncio.AbstractEventLoop, stop: StopSignal) -> Iterator[Item]:
         job, source = self.record.job, self.record.job.spec.input
         items = read_items(
             self._chunks(loop),
@@ -104,8 +101,8 @@ class InputSource:
             skipped=self.skipped,
             stop=stop,
         )
-        for index, line in enumerate(items, self.skipped):
-            yield place_line(job, index, line)
+        for index, item in enumerate(items, self.skipped):
+            yield place_item(job, index, item)
 
     def _chunks(self, loop: asyncio.AbstractEventLoop) -> Iterator[bytes]:
         for number in range(self.upload.chunks):
@@ -147,7 +144,6 @@ class MessageSource:
         self.share_read = 0.0
         self.sequence = 0
         self._store = process.store
-        self._record = UploadRecord(tenant=self._tenant, create_unix_ms=unix_ms())
         self._job, self._upload = record.job, record.upload_id
         self._source = source = record.job.spec.input
         self._template = template_of(source)
@@ -171,45 +167,34 @@ class MessageSource:
         first, block = chunk.count - len(chunk.messages), Block()
         for index, message in enumerate(chunk.messages, first):
             row = json_row(message, MESSAGE_BYTES_MAX)
-            line = self._parser.parse(index + 1, row, self._template)
-            if line is not None:
-                block.append(place_line(self._job, index, line))
+            item = self._parser.parse(index + 1, row, self._template)
+            if item is not None:
+                block.append(place_item(self._job, index, item))
         return block
 
     async def _chunks(self) -> AsyncIterator[MessageChunk]:
         chunk, number = MessageChunk(sequence=max(1, self._source.nats_start_sequence) - 1), 0
+        upload = UploadRecord(tenant=self._tenant, create_unix_ms=unix_ms())
         while not chunk.ended:
             stored = await self._store.read_messages(self._upload, number)
-            if stored is None and not self._follows:
-                return
-            try:
-                chunk = stored or await self._store_chunk(number, await self._read_chunk(chunk))
-            except InvalidRequest as error:
-                raise input_unreadable(error) from error
-            number += 1
-            await self._count(chunk, number, written=stored is None)
-            yield chunk
-
-    async def _count(self, chunk: MessageChunk, number: int, *, written: bool) -> None:
-        """Record how many bytes are stored; earlier chunks were counted when they were read."""
-        self._record.size_bytes += chunk.ByteSize()
-        self._record.chunks = number
-        if written:
-            await self._store.write_upload(self._upload, self._record)
-            self._process.quotas.upload(self._upload, self._record)
-            self._process.quotas.check_inputs(self._tenant)
-
-    async def _store_chunk(self, number: int, chunk: MessageChunk) -> MessageChunk:
-        """Store a chunk as the next one; return it, or that of another process."""
-        try:
-            await self._store.write_messages(self._upload, number, chunk)
-        except Fenced:
-            # Another process read the same messages first: continue from its chunk.
-            stored = await self._store.read_messages(self._upload, number)
             if stored is None:
-                raise TransportUnavailable("the jobs store is unavailable") from None
-            return stored
-        return chunk
+                if not self._follows:
+                    return
+                try:
+                    fresh = await self._read_chunk(chunk)
+                    await self._store.write_messages(self._upload, number, fresh)
+                except InvalidRequest as error:
+                    raise input_unreadable(error) from error
+                except Fenced:  # Another process read the same messages first: take its chunk.
+                    continue
+            chunk = stored or fresh
+            number += 1
+            upload.size_bytes += chunk.ByteSize()
+            if stored is None:
+                await self._store.write_upload(self._upload, upload)
+                self._process.quotas.upload(self._upload, upload)
+                self._process.quotas.check_inputs(self._tenant)
+            yield chunk
 
     async def _read_chunk(self, before: MessageChunk) -> MessageChunk:
         """Return the next messages: a block of them, or those that came within `COALESCE_S`."""
@@ -240,30 +225,22 @@ class MessageSource:
         return chunk
 
 
-class Blocks:
-    """Groups lines into blocks. An error ends a block; the next one raises it."""
-
-    def __init__(self, entries: Iterator[Item | ItemOutcome]) -> None:
-        self._entries = entries
-        self._error: SluiceError | None = None
-
-    def next(self) -> Block:
-        """Return `BLOCK` of them, or fewer that have `BLOCK_BYTES`; none at the end."""
-        if self._error is not None:
-            raise self._error
-        block: Block = []
-        size = 0
-        try:
-            while len(block) < BLOCK and size < BLOCK_BYTES:
-                if (line := next(self._entries, None)) is None:
-                    break
-                block.append(line)
-                size += line.request.ByteSize() if isinstance(line, Item) else 0
-        except SluiceError as error:
-            if not block:
-                raise
-            self._error = error
-        return block
+def blocks_of(items: Iterable[Item]) -> Iterator[Block]:
+    """Yield items in blocks of `BLOCK`, or fewer that have `BLOCK_BYTES`; an error comes behind the last block."""
+    block, size, raised = Block(), 0, None
+    try:
+        for item in items:
+            block.append(item)
+            size += item.request.ByteSize()
+            if len(block) == BLOCK or size >= BLOCK_BYTES:
+                yield block
+                block, size = [], 0
+    except SluiceError as error:
+        raised = error
+    if block:
+        yield block
+    if raised is not None:
+        raise raised
 
 
 def defaults_of(spec: JobSpec) -> GenerateRequest:
@@ -278,22 +255,22 @@ def template_of(source: JobInput) -> Template | None:
     return Template(source.template) if source.template else None
 
 
-def place_line(job: Job, index: int, line: Item | BadLine) -> Item | ItemOutcome:
-    """Return the item at `index` of the input, ready to be sent, or the outcome of a bad line."""
-    if isinstance(line, BadLine):
-        return bad_line_outcome(index, line)
-    request, spec = line.request, job.spec
-    line.index = line.position = index
+def place_item(job: Job, index: int, item: Item) -> Item:
+    """Return the item at `index` of the input, ready to be sent unless it is a bad line."""
+    request, spec = item.request, job.spec
+    item.index = item.position = index
+    if item.outcome is not None:
+        return item
     if isinstance(request, EmbedRequest):
         request.priority = spec.priority or PRIORITY_BULK
     else:
         request_whole_answer(request, spec)
     if not spec.dedupe.disabled:
-        line.input_hash = input_hash(request)
+        item.input_hash = input_hash(request)
     # The key is no part of the hash: it differs for identical requests.
     if isinstance(request, GenerateRequest):
-        set_idempotency_key(request, job, line.custom_id)
-    return line
+        set_idempotency_key(request, job, item.custom_id)
+    return item
 
 
 def request_whole_answer(request: GenerateRequest, spec: JobSpec) -> None:
@@ -312,29 +289,12 @@ def set_idempotency_key(request: GenerateRequest, job: Job, item: str) -> None:
     request.idempotency_key_generated = True
 
 
-REASON_CHARS_MAX: Final = 1000
-"""Longest reason of a bad line."""
-
-
-def bad_line_outcome(index: int, line: BadLine) -> ItemOutcome:
-    """Return the outcome of a bad line."""
-    # The reason may quote a field of the line, which may be as long as the line.
-    error = JobItemError(code=3, reason=line.code, message=line.reason[:REASON_CHARS_MAX])
-    result = JobResult(index=index, line=line.line, custom_id=line.custom_id or "", error=error)
-    return ItemOutcome(result=result, position=index)
-
-
-def index_of(line: Item | ItemOutcome) -> int:
-    """Return the index of an entry of a block."""
-    return line.index if isinstance(line, Item) else line.result.index
-
-
 async def retry_dead_letters(
     source: AsyncIterator[Block], store: JobStore, record: JobRecord, stage: int
 ) -> AsyncIterator[Block]:
     """Yield the entries of `source` that are dead letters of earlier attempts and are to be retried."""
     job, reasons = record.job.id, set(record.retry_reasons)
-    checkpoint = await last_checkpoint(store, job, stage)
+    checkpoint = (await store.last_segment(job, stage, 0))[0].checkpoint
     unfinished = checkpoint.unfinished if checkpoint.HasField("unfinished") else None
     before = merge_attempts(store, job, stage, record.attempt - 1)
     outcomes = OutcomeReader(failed(before) if unfinished is None else before)
@@ -342,9 +302,9 @@ async def retry_dead_letters(
     async for block in source:
         retried_items: Block = []
         for line in block:
-            outcome = await outcomes.at(index_of(line))
+            outcome = await outcomes.at(line.index)
             result = JobResult(error=unfinished) if outcome is None else outcome.result
-            if not (isinstance(line, Item) and result.HasField("error")):
+            if line.outcome is not None or not result.HasField("error"):
                 continue
             if not reasons or result.error.reason in reasons:
                 line.position, line.earlier_reason = position, result.error.reason
@@ -357,15 +317,10 @@ async def retry_dead_letters(
             return  # no dead letter is left
 
 
-def result_of(entry: Item, outcome: JobResult) -> JobResult:
+def result_of(item: Item, outcome: JobResult) -> JobResult:
     """Return an outcome with the name and index of an item."""
-    result = JobResult(
-        index=entry.index,
-        line=entry.line,
-        custom_id=entry.custom_id,
-        url=entry.url,
-        part=entry.part,
-        parts=entry.parts,
-    )
-    result.MergeFrom(outcome)
+    result = JobResult()
+    result.CopyFrom(outcome)
+    result.index, result.part, result.parts = item.index, item.part, item.parts
+    result.line, result.custom_id, result.url = item.line, item.custom_id, item.url
     return result

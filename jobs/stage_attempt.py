@@ -190,18 +190,18 @@ class StageAttempt:
     def _has_room(self) -> bool:
         return self.window.has_room(self.log.done.low_water, self.items_read)
 
-    def register(self, line: Item | ItemOutcome) -> Item | None:
-        """Count a line that was read; return it if it is an item without an outcome."""
+    def register(self, item: Item) -> Item | None:
+        """Count an item that was read; return it if it has no outcome."""
         self.items_read += 1
-        if line.position in self.log.done:
+        if item.position in self.log.done:
             return None
-        if isinstance(line, ItemOutcome):
-            self.bad_lines += line.result.error.reason in BAD_LINES
-            self.log.add(line)
+        if item.outcome is not None:
+            self.bad_lines += item.outcome.error.reason in BAD_LINES
+            self._write(item, item.outcome)
             return None
-        if line.earlier_reason:
-            self.log.earlier[line.position] = line.earlier_reason, line.earlier_bytes
-        return line
+        if item.earlier_reason:
+            self.log.earlier[item.position] = item.earlier_reason, item.earlier_bytes
+        return item
 
     def _settle_cached(self, item: Item) -> bool:
         """Return whether an identical item had an answer, which the item then shares."""
@@ -247,7 +247,8 @@ class StageAttempt:
         if self._record.job.spec.dedupe.disabled or self._stage:
             return
         for job, attempt in logs:
-            async for outcome in OrderedLog(self._process.store, job, 0, attempt).everything():
+            log = OrderedLog(self._process.store, job, 0, attempt)
+            async for outcome in log.read(past_gaps=True):
                 if outcome.input_hash and outcome.result.HasField("answer"):
                     self._cache.put(outcome.input_hash, outcome.result.answer)
 
@@ -318,19 +319,31 @@ class StageAttempt:
             self.wait_reason = error.message
         dead = self.window.on_failure(item, kind, error.retry_after_s or 0.0, now, random.random())
         if dead:
-            for dead_item in (item, *self.window.on_dead(item)):
+            for dead_item in (item, *self.window.on_ended(item)):
                 dead_item.tries = item.tries
-                self.log.add(_outcome(dead_item, error=_item_error(error)))
+                self._write(dead_item, pb.JobResult(attempts=item.tries, error=_item_error(error)))
 
     def settle(self, item: Item, answer: pb.JobAnswer) -> None:
         """Write the answer of an item, or a dead letter if it is too large."""
-        size = answer.ByteSize()
+        size, result = answer.ByteSize(), pb.JobResult(attempts=item.tries)
         if size > OUTCOME_BYTES_MAX:
             message = f"the answer has {size} bytes, over the limit of {OUTCOME_BYTES_MAX}"
             error = pb.JobItemError(code=8, reason="RESULT_TOO_LARGE", message=message)
-            self.log.add(_outcome(item, error=error))
+            result.error.CopyFrom(error)
         else:
-            self.log.add(_outcome(item, answer=answer))
+            result.answer.CopyFrom(answer)
+        self._write(item, result)
+
+    def _write(self, item: Item, result: pb.JobResult) -> None:
+        self.log.add(
+            ItemOutcome(
+                result=result_of(item, result),
+                input_hash=item.input_hash,
+                document=item.document,
+                position=item.position,
+                carried=item.carried,
+            )
+        )
 
     # Writing.
 
@@ -387,13 +400,4 @@ def _item_error(error: SluiceError) -> pb.JobItemError:
         reason=error.reason,
         message=error.message[:1000],
         request_id=error.metadata.get("request_id", ""),
-    )
-
-
-def _outcome(
-    item: Item, answer: pb.JobAnswer | None = None, error: pb.JobItemError | None = None
-) -> ItemOutcome:
-    result = result_of(item, pb.JobResult(attempts=item.tries, answer=answer, error=error))
-    return ItemOutcome(
-        result=result, input_hash=item.input_hash, document=item.document, position=item.position
     )

@@ -5,8 +5,7 @@ document, or a part of them if they are too long. The last stage is repeated unt
 one answer. If a part is a dead letter, so is its document.
 """
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import grpc
@@ -20,7 +19,6 @@ from jobs.items import Item
 from jobs.process import JobProcess, model_removed
 from jobs.results import merge_attempts
 from jobs.sources import (
-    REASON_CHARS_MAX,
     Block,
     InputSource,
     MessageSource,
@@ -36,7 +34,7 @@ from sluice.internal.v1.items_pb2 import FindTokenEndsRequest
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
 from sluice.openai.fields import BadField
 from sluice.v1.inference_pb2 import CountTokensRequest, EmbedRequest, GenerateRequest
-from sluice.v1.jobs_pb2 import JobItemError, JobResult, JobSpec, JobStage
+from sluice.v1.jobs_pb2 import JobSpec, JobStage
 from sluice.wire.patience import patiently
 
 COLUMNS: Final = frozenset({"text", "part", "parts"})
@@ -109,26 +107,9 @@ async def open_stage(
         upload = await process.store.upload(record.upload_id)
         source = InputSource(process, record, upload, skipped)
     blocks = source.blocks()
-    return source, blocks if parts is None else parts.blocks(parts.documents(blocks))
-
-
-@dataclass
-class _Document:
-    """A text that is split into the items of a stage.
-
-    Attributes:
-        result: has its name, line and URL.
-        index: its index among the documents.
-        request: what is asked of each part.
-        text: the text.
-        parts_before: how many items it had, if there have to be fewer now.
-    """
-
-    result: JobResult
-    index: int
-    request: GenerateRequest
-    text: str
-    parts_before: int = 0
+    if parts is None:
+        return source, blocks
+    return source, parts.blocks(item async for block in blocks for item in block)
 
 
 class StageSource:
@@ -152,47 +133,22 @@ class StageSource:
         self._model = self._stage.model or self._spec.model or AUTO
         self._part_size = 0
 
-    async def blocks(
-        self, documents: AsyncIterator[_Document | ItemOutcome]
-    ) -> AsyncIterator[Block]:
-        """Yield the parts of documents, and outcomes, `BLOCK` at a time or fewer that have `BLOCK_BYTES`."""
+    async def blocks(self, documents: AsyncIterator[Item]) -> AsyncIterator[Block]:
+        """Yield the parts of documents, `BLOCK` at a time or fewer that have `BLOCK_BYTES`."""
         block, index, size = Block(), 0, 0
         async for document in documents:
-            lines: Block = (
-                [document] if isinstance(document, ItemOutcome) else await self._split(document)
-            )
-            for line in lines:
-                line.position = index
-                if isinstance(line, Item):
-                    line.index = index
-                    size += line.request.ByteSize()
-                else:
-                    line.result.index = index
+            for item in await self._split(document):
+                item.position = item.index = index
+                size += item.request.ByteSize()
                 index += 1
-                block.append(line)
+                block.append(item)
                 if len(block) == BLOCK or size >= BLOCK_BYTES:
                     yield block
                     block, size = [], 0
         if block:
             yield block
 
-    async def documents(
-        self, blocks: AsyncIterator[Block]
-    ) -> AsyncIterator[_Document | ItemOutcome]:
-        """Yield the documents of the first stage: the lines of the input."""
-        async for block in blocks:
-            for line in block:
-                if isinstance(line, ItemOutcome):
-                    yield _whole(line, line.result.index)
-                    continue
-                result = JobResult(line=line.line, custom_id=line.custom_id, url=line.url)
-                if isinstance(line.request, EmbedRequest) or not line.request.HasField("prompt"):
-                    reason = "prompt: missing; a job with stages splits prompts"
-                    yield _dead(result, line.index, "BAD_LINE", reason)
-                else:
-                    yield _Document(result, line.index, line.request, line.request.prompt)
-
-    async def answers(self) -> AsyncIterator[_Document | ItemOutcome]:
+    async def answers(self) -> AsyncIterator[Item]:
         """Yield the documents of a later stage: the answers of the stage before."""
         parts: list[ItemOutcome] = []
         async for outcome in merge_attempts(
@@ -205,62 +161,69 @@ class StageSource:
         if parts:
             yield self._joined(parts)
 
-    def _joined(self, parts: list[ItemOutcome]) -> _Document | ItemOutcome:
-        """Return the document of the answers to all its parts; its outcome, if there is nothing left to do."""
-        first, repeated = parts[0], self._number >= len(self._spec.stages)
-        failed = next((part for part in parts if part.result.HasField("error")), None)
+    def _joined(self, parts: list[ItemOutcome]) -> Item:
+        """Return the document of the answers to all its parts; with its outcome, if there is nothing left to do.
+
+        `Item.parts` of a document that is repeated is how many it had: there have to be fewer now.
+        """
+        first, repeated = parts[0].result, self._number >= len(self._spec.stages)
+        request = defaults_of(self._spec)
+        document = Item(first.custom_id, first.line, request, first.url, parts[0].document)
+        failed = next((part.result for part in parts if part.result.HasField("error")), None)
         if failed is not None:
             if len(parts) > 1:
-                where = f"part {failed.result.part + 1} of {len(parts)}"
-                failed.result.error.message = f"{where}: {failed.result.error.message}"
-            return _whole(failed, first.document, carried=True)
-        if repeated and len(parts) == 1:
-            return _whole(first, first.document, carried=True)
-        text = BETWEEN.join(part.result.answer.text for part in parts)
-        before = len(parts) if repeated else 0
-        return _Document(first.result, first.document, defaults_of(self._spec), text, before)
+                where = f"part {failed.part + 1} of {len(parts)}"
+                failed.error.message = f"{where}: {failed.error.message}"
+            document.outcome = failed
+        elif repeated and len(parts) == 1:
+            document.outcome = first
+        else:
+            request.prompt = BETWEEN.join(part.result.answer.text for part in parts)
+            document.parts = len(parts) if repeated else 0
+        document.carried = document.outcome is not None
+        return document
 
-    async def _split(self, document: _Document) -> Block:
-        """Return the items of a document."""
-        result, index, before = document.result, document.index, document.parts_before
-        try:
-            texts = await self._parts(document.text)
-            # A repetition that does not shrink the document would never end.
-            if before and len(texts) >= before:
+    async def _split(self, document: Item) -> Block:
+        """Return the items of a document; the document itself if it has its outcome."""
+        request, before = document.request, document.parts
+        if document.outcome is None:
+            try:
+                if isinstance(request, EmbedRequest) or not request.HasField("prompt"):
+                    raise BadField("prompt: missing; a job with stages splits prompts")
+                texts = await self._parts(request.prompt)
+                if not before or len(texts) < before:
+                    parts = range(len(texts))
+                    return [self._item(document, request, part, texts) for part in parts]
+                # A repetition that does not shrink the document would never end.
                 reason = f"its {before} answers do not get shorter; ask for shorter ones, or for longer parts"
-                return [_dead(result, index, "ANSWERS_TOO_LONG", reason)]
-            return [self._item(document, part, len(texts), text) for part, text in enumerate(texts)]
-        except (InvalidRequest, TransportUnavailable):
-            raise
-        except UnknownModel as error:
-            raise model_removed(self._model) from error
-        except SluiceError as error:
-            return [_dead(result, index, error.reason, error.message, error.code.value[0])]
-        except BadField as error:
-            return [_dead(result, index, "BAD_LINE", str(error))]
+                document.fail("ANSWERS_TOO_LONG", reason)
+            except (InvalidRequest, TransportUnavailable):
+                raise
+            except UnknownModel as error:
+                raise model_removed(self._model) from error
+            except SluiceError as error:
+                document.fail(error.reason, error.message, error.code.value[0])
+            except BadField as error:
+                document.fail("BAD_LINE", str(error))
+        document.document, document.part, document.parts = document.index, 0, 1
+        return [document]
 
-    def _item(self, document: _Document, part: int, parts: int, text: str) -> Item:
+    def _item(
+        self, document: Item, asked: GenerateRequest, part: int, texts: Sequence[str]
+    ) -> Item:
         """Return the item of a part; its index is set later."""
-        spec, stage, result = self._spec, self._stage, document.result
-        request = GenerateRequest()
-        request.CopyFrom(document.request)
-        request.prompt = _rendered(stage, text, part, parts)
+        spec, stage, request = self._spec, self._stage, GenerateRequest()
+        request.CopyFrom(asked)
+        request.prompt = _rendered(stage, texts[part], part, len(texts))
         request.model = stage.model or request.model
         if stage.HasField("sampling"):
             request.sampling.CopyFrom(stage.sampling)
         request_whole_answer(request, spec)
         hashed = b"" if spec.dedupe.disabled else input_hash(request)
-        set_idempotency_key(request, self._job, f"{result.custom_id}\0{self._number}\0{part}")
-        return Item(
-            custom_id=result.custom_id,
-            line=result.line,
-            request=request,
-            url=result.url,
-            input_hash=hashed,
-            document=document.index,
-            part=part,
-            parts=parts,
-        )
+        set_idempotency_key(request, self._job, f"{document.custom_id}\0{self._number}\0{part}")
+        item = Item(document.custom_id, document.line, request, document.url, input_hash=hashed)
+        item.document, item.part, item.parts = document.index, part, len(texts)
+        return item
 
     async def _parts(self, text: str) -> list[str]:
         """Return the parts of a text, at least one.
@@ -306,17 +269,3 @@ class StageSource:
         return await patiently(
             call, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
         )
-
-
-def _dead(of: JobResult, document: int, reason: str, message: str, code: int = 3) -> ItemOutcome:
-    error = JobItemError(code=code, reason=reason, message=message[:REASON_CHARS_MAX])
-    result = JobResult(line=of.line, custom_id=of.custom_id, url=of.url, error=error)
-    return _whole(ItemOutcome(result=result), document)
-
-
-def _whole(outcome: ItemOutcome, document: int, *, carried: bool = False) -> ItemOutcome:
-    """Return an outcome as that of a whole document."""
-    outcome.result.part, outcome.result.parts = 0, 1
-    outcome.document, outcome.carried = document, carried
-    outcome.ClearField("input_hash")
-    return outcome

@@ -7,7 +7,7 @@ interpreter's lock, and the event loop would wait with it.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final, ParamSpec, TypeVar
 
@@ -107,24 +107,8 @@ class JobThreads:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-class StopSignal:
-    """Stops work in a thread from outside. The work polls `is_set`, and registers what ends a wait."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._calls: list[Callable[[], None]] = []
-
-    def set(self) -> None:
-        """Stop the work; from any thread."""
-        self.is_set = True
-        for call in self._calls:
-            call()
-
-    def then(self, call: Callable[[], None]) -> None:
-        """Register a callback of `set`; called now if that was called."""
-        self._calls.append(call)
-        if self.is_set:
-            call()
+StopSignal = Future[None]
+"""Is done when the work in a thread has to stop: the work polls it, and registers what ends a wait."""
 
 
 class ReadingStopped(Exception):

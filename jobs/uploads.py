@@ -41,18 +41,6 @@ _LINES: Final = (
 _T = TypeVar("_T")
 
 
-async def begin_messages(store: JobStore, tenant: str, quotas: Quotas) -> str:
-    """Create an upload for messages, which is never complete: no other job can use it as its file.
-
-    Raises:
-        LimitReached: the tenant has as many uploads as it may have.
-    """
-    quotas.check_upload(tenant)
-    upload = new_upload_id()
-    await store.write_upload(upload, UploadRecord(tenant=tenant, create_unix_ms=unix_ms()))
-    return upload
-
-
 class NewUpload:
     """A file that is being stored, in chunks of one size; nothing is left of it if the block fails.
 

@@ -69,22 +69,10 @@ class Throughput:
         while len(self._samples) > 2 and now - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
 
-    @property
-    def items_per_s(self) -> float:
-        """Items per second; 0 before two samples."""
-        return self._slope(1)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second; 0 before two samples."""
-        return self._slope(2)
-
-    def remaining_s(self, items_left: float) -> float | None:
-        """Return the time for this many more items in seconds; None if unknown."""
-        return items_left / self.items_per_s if self.items_per_s > 0 else None
-
-    def _slope(self, column: int) -> float:
+    def rates(self) -> tuple[float, float]:
+        """Return items and tokens per second; 0 before two samples."""
         if len(self._samples) < 2:
-            return 0.0
-        first, last = self._samples[0], self._samples[-1]
-        return (last[column] - first[column]) / max(1e-3, last[0] - first[0])
+            return 0.0, 0.0
+        (began, items, tokens), (now, items_now, tokens_now) = self._samples[0], self._samples[-1]
+        seconds = max(1e-3, now - began)
+        return (items_now - items) / seconds, (tokens_now - tokens) / seconds

@@ -126,14 +126,9 @@ class ItemWindow:
         # Only a response changes these: no time to wait for.
         if in_flight >= limit or self._in_flight_bytes >= limit * ITEM_BYTES:
             return None
-        if not self._budget.allows(in_flight):
+        if not (self._waiting or self._later) or not self._budget.allows(in_flight):
             return None
-        if self._waiting:
-            due_s = 0.0
-        elif self._later:
-            due_s = self._later[0][0] - now
-        else:
-            return None
+        due_s = 0.0 if self._waiting else self._later[0][0] - now
         return max(0.0, due_s, self._requests.wait_s(now), self._tokens.wait_s(now))
 
     def on_answer(self, item: Item, tokens: int, cost: float = 0.0) -> list[Item]:
@@ -143,7 +138,7 @@ class ItemWindow:
         self._budget.consume(cost)
         self._answers += 1
         self._answered_tokens += tokens
-        return self._remove(item)
+        return self.on_ended(item)
 
     def on_failure(
         self, item: Item, kind: FailureKind, wait_s: float, now: float, dice: float
@@ -169,10 +164,6 @@ class ItemWindow:
         self._release_tokens(item)
         self._send_later(item, now)
 
-    def on_dead(self, item: Item) -> list[Item]:
-        """Record that an item is a dead letter; return the items that share that."""
-        return self._remove(item)
-
     def _expected_tokens(self, item: Item) -> float:
         """Return the tokens to set aside: the mean so far, at first what the request could take."""
         # The mean of real answers is better than any guess from the request.
@@ -194,7 +185,8 @@ class ItemWindow:
         if self._in_flight.pop(item.position, None) is not None:
             self._in_flight_bytes -= item.size
 
-    def _remove(self, item: Item) -> list[Item]:
+    def on_ended(self, item: Item) -> list[Item]:
+        """Record that an item has its outcome; return the items that share it."""
         self._leave_flight(item)
         # Later items with this hash find the answer in the cache, or try for themselves.
         if item.input_hash:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final
 from jobs.answers import temporary_table
 from jobs.input import stream, tables
 from jobs.input.template import Template
-from jobs.items import BadLine, Item, Request
+from jobs.items import Item, Request, bad_line
 from jobs.threads import StopSignal
 from sluice.errors import InputInvalid
 from sluice.openai import embeddings, requests
@@ -65,8 +65,8 @@ def read_items(
     line_bytes_max: int = LINE_BYTES_MAX,
     skipped: int = 0,
     stop: StopSignal | None = None,
-) -> Iterator[Item | BadLine]:
-    """Yield the items of an input and its bad lines, in order, read as they are consumed.
+) -> Iterator[Item]:
+    """Yield the items of an input, bad lines among them, in order, read as they are consumed.
 
     Args:
         chunks: bytes of the input in pieces of any length, plain or compressed with gzip or zstd.
@@ -138,11 +138,9 @@ class ItemParser:
         self._skipped = skipped
         self._seen = SeenIds()
 
-    def parse(
-        self, number: int, row: tables.Row, template: Template | None
-    ) -> Item | BadLine | None:
-        """Return the item of a row, or a bad line if it is none or its id came before; None if it is skipped."""
-        custom_id, skips = None, self._skipped > 0
+    def parse(self, number: int, row: tables.Row, template: Template | None) -> Item | None:
+        """Return the item of a row, a bad line if it is none or its id came before; None if it is skipped."""
+        custom_id, skips = "", self._skipped > 0
         self._skipped -= skips
         try:
             if isinstance(row, str):
@@ -153,10 +151,10 @@ class ItemParser:
                 return None
             if not is_new:
                 reason = f"custom_id: {custom_id!r} is that of an earlier line"
-                return BadLine(number, custom_id, reason, DUPLICATE)
+                return bad_line(number, custom_id, reason, DUPLICATE)
             request = self._request(rest, row, template)
         except BadField as error:
-            return None if skips else BadLine(number, custom_id, str(error))
+            return None if skips else bad_line(number, custom_id, str(error))
         return Item(custom_id, number, request, "" if template else rest.get("url", ""))
 
     def _request(

@@ -94,7 +94,7 @@ class _ChunkReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: "memoryview", /) -> int:  # type: ignore[override]
-        if self.stop.is_set:
+        if self.stop.done():
             raise ReadingStopped
         while not self._rest:
             chunk = next(self._chunks, None)
@@ -119,7 +119,7 @@ class _BoundedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: "memoryview", /) -> int:  # type: ignore[override]
-        if self._source.stop.is_set:
+        if self._source.stop.done():
             raise ReadingStopped
         size: int = self._stream.readinto(buffer)
         self._size += size

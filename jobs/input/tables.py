@@ -125,7 +125,7 @@ def parquet_rows(
             stderr=subprocess.DEVNULL,
         )
         assert child.stdout is not None
-        stop.then(child.kill)
+        stop.add_done_callback(lambda _: child.kill())
         try:
             yield from _rows_of(child.stdout, template, stop)
         finally:
@@ -144,7 +144,7 @@ def _rows_of(output: IO[bytes], template: Template, stop: StopSignal) -> Rows:
             yield number, message
         else:
             _check(template, message)
-    if stop.is_set:
+    if stop.done():
         raise ReadingStopped
     raise InputInvalid(
         f"the input is no Parquet, is damaged, or takes more than {MEMORY_BYTES >> 20} MiB or too "

@@ -69,8 +69,9 @@ class World:
         return running
 
     async def log(self, stage: int = 0, attempt: int = 0, job: str = JOB) -> list[ItemOutcome]:
-        """Outcomes as they were written."""
-        return [one async for one in OrderedLog(self.store, job, stage, attempt).everything()]
+        """Outcomes that were written."""
+        written = OrderedLog(self.store, job, stage, attempt)
+        return [one async for one in written.read(past_gaps=True)]
 
     async def texts(self) -> dict[int, str]:
         answered = [one for one in await self.log() if one.result.HasField("answer")]
@@ -119,6 +120,12 @@ def dead(position: int, reason: str = "BAD_LINE") -> ItemOutcome:
     return outcome(position, error=pb.JobItemError(reason=reason))
 
 
+def bad(position: int, reason: str = "BAD_LINE") -> Item:
+    item = entry(position)
+    item.fail(reason, "")
+    return item
+
+
 def without_bytes(counts: pb.JobProgress) -> pb.JobProgress:
     found = pb.JobProgress()
     found.CopyFrom(counts)
@@ -164,7 +171,7 @@ async def test_every_item_and_bad_line_has_one_outcome(
     world: World, gateway: GatewayDouble
 ) -> None:
     running = await world.loaded(world.record(limits=pb.JobLimits(max_bad_line_share=0.5)))
-    await run(running, [entry(0), dead(1), entry(2)], [entry(3), entry(4)])
+    await run(running, [entry(0), bad(1), entry(2)], [entry(3), entry(4)])
     assert sorted(one.position for one in await world.log()) == [0, 1, 2, 3, 4]
     assert await world.texts() == {n: f"PROMPT {n}" for n in (0, 2, 3, 4)}
     point = running.log.checkpoint
@@ -214,7 +221,7 @@ async def test_a_checkpoint_has_all_that_goes_on(world: World) -> None:
     record = world.record()
     record.epoch = 7
     first = await world.loaded(record)
-    first.register(dead(2))
+    first.register(bad(2))
     first.log.add(dead(5, "OTHER"))
     first.log.add(outcome(6, parts=2, answer=pb.JobAnswer()))
     await first.flush()
@@ -301,7 +308,7 @@ async def test_error_of_a_loop_ends_the_attempt_and_keeps_outcomes(
     running = await world.loaded()
 
     async def broken() -> AsyncIterator[Block]:
-        yield [entry(0), dead(1)]
+        yield [entry(0), bad(1)]
         async with asyncio.timeout(BOUND_S):
             while not gateway.asked or running.window.in_flight:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -528,7 +535,7 @@ async def test_what_was_read_and_what_has_an_outcome(idle: World) -> None:
     assert running.register(fresh) is fresh
     assert running.register(entry(2)) is not None
     for position, reason in ((3, "BAD_LINE"), (4, "INTERNAL"), (5, "DUPLICATE_ID")):
-        assert running.register(dead(position, reason)) is None
+        assert running.register(bad(position, reason)) is None
     assert (running.items_read, running.bad_lines) == (6, 2)
     assert [one.position for one in running.log.waiting] == [3, 4, 5]
     assert running.log.earlier == {1: ("INTERNAL", 9)}
@@ -563,18 +570,18 @@ async def test_too_many_bad_lines_stop_a_job(
         assert (stopped.value.code, stopped.value.state) == (code, state)
 
 
-@pytest.mark.parametrize(("bad", "ends"), [(1, True), (100, False)], ids=["at-the-end", "before"])
-async def test_bad_lines_are_judged(world: World, bad: int, ends: bool) -> None:
+@pytest.mark.parametrize(("lines", "ends"), [(1, True), (100, False)], ids=["at-the-end", "before"])
+async def test_bad_lines_are_judged(world: World, lines: int, ends: bool) -> None:
     running, behind = await world.loaded(), asyncio.Event()
 
-    async def lines() -> AsyncIterator[Block]:
-        yield [dead(position) for position in range(bad)]
+    async def given() -> AsyncIterator[Block]:
+        yield [bad(position) for position in range(lines)]
         if not ends:
             await behind.wait()
 
     async with asyncio.timeout(BOUND_S):
-        with pytest.raises(JobStopped, match=f"{bad} of the first {bad} lines"):
-            await running.run(lines())
+        with pytest.raises(JobStopped, match=f"{lines} of the first {lines} lines"):
+            await running.run(given())
 
 
 # Writing.

@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from jobs.threads import OF_TENANT, JobThreads, StopSignal, TenantLimiter
+from jobs.threads import OF_TENANT, JobThreads, TenantLimiter
 from sluice.errors import Overloaded
 
 BOUND_S = 20.0
@@ -41,12 +41,3 @@ async def test_limiter_forgets_tenants_without_calls() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
         assert len(limiter) == 1
     assert len(limiter) == 0
-
-
-def test_a_stop_calls_what_waits_for_it() -> None:
-    stop, called = StopSignal(), list[int]()
-    stop.then(lambda: called.append(1))
-    assert not called
-    stop.set()
-    stop.then(lambda: called.append(2))
-    assert (stop.is_set, called) == (True, [1, 2])

@@ -49,7 +49,7 @@ def test_every_item_ends_once_and_never_more_are_in_flight(
             kind = FailureKind.PERMANENT if plan == "p" else FailureKind.PASSING
             if one.on_failure(found, kind, 0.0, now, 0.5):
                 assert found.tries == (1 if plan == "p" else retries + 1)
-                ended += [found.position, *(other.position for other in one.on_dead(found))]
+                ended += [found.position, *(other.position for other in one.on_ended(found))]
         else:
             ended += [found.position, *(other.position for other in one.on_answer(found, 3))]
 
@@ -119,7 +119,7 @@ def test_what_was_set_aside_comes_back_with_a_failure() -> None:
     first = one.next_item(0.0)
     assert first is not None
     one.on_failure(first, FailureKind.PERMANENT, 0.0, 0.0, 0.5)
-    one.on_dead(first)
+    one.on_ended(first)
     second = one.next_item(0.0)
     assert second is not None
     one.on_returned(second, 0.0)

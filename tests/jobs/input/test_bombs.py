@@ -8,7 +8,7 @@ import pytest
 
 from jobs.input import Format, read_items
 from jobs.input import tables as tables_module
-from jobs.items import BadLine, Item
+from jobs.items import Item
 from jobs.threads import ReadingStopped, StopSignal
 from sluice.errors import InputInvalid
 from tests.jobs import bombs
@@ -17,7 +17,7 @@ pytest.importorskip("backports.zstd")
 MIB = 1 << 20
 
 
-def read(data: bytes, format: Format = Format.AUTO) -> tuple[list[Item | BadLine], int]:
+def read(data: bytes, format: Format = Format.AUTO) -> tuple[list[Item], int]:
     """The items, and how much memory this process took in addition, MiB."""
     process, most = psutil.Process(), 0
     before = process.memory_info().rss
@@ -72,7 +72,7 @@ def test_a_value_of_parquet_in_many_rows_takes_the_memory_of_one() -> None:
     bomb = bombs.parquet(25 * MIB, 64)
     assert len(bomb) < 8192
     items, _ = read(bomb)
-    assert {type(one) for one in items} == {BadLine}
+    assert not [one for one in items if one.outcome is None]
     assert len(items) == 64
     assert "is longer than 1048576 bytes" in str(items[0])
 
@@ -96,7 +96,7 @@ def test_reading_ends_when_it_is_stopped(format: Format) -> None:
         yield b"prompt\n" + b'{"prompt": "x"}\n' * 10
         while True:
             yield b"x" * 1000 + b"\n"
-            stop.set()
+            stop.set_result(None)
 
     with pytest.raises(ReadingStopped):
         list(read_items(chunks(), format, stop=stop))
@@ -107,6 +107,6 @@ def test_a_reader_of_parquet_ends_when_it_is_stopped() -> None:
     stop = StopSignal()
     items = read_items(iter([bombs.parquet(10, 200_000)]), stop=stop)
     next(items)
-    stop.set()
+    stop.set_result(None)
     with pytest.raises(ReadingStopped):
         list(items)

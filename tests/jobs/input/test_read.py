@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from jobs.input import Format, Template, read_items
-from jobs.items import BadLine, Item
+from jobs.items import Item
 from sluice.errors import InputInvalid
 from sluice.v1 import inference_pb2 as pb
 
 zstd = pytest.importorskip("backports.zstd")
 
 
-def read(data: bytes, *arguments: Any, **options: Any) -> list[Item | BadLine]:
+def read(data: bytes, *arguments: Any, **options: Any) -> list[Item]:
     return list(read_items(iter([data]), *arguments, **options))
 
 
@@ -26,22 +26,23 @@ def jsonl(*lines: object) -> bytes:
 
 def only(data: bytes, *arguments: Any, **options: Any) -> Item:
     (item,) = read(data, *arguments, **options)
-    assert isinstance(item, Item), item
+    assert item.outcome is None, item
     return item
 
 
-def bad(data: bytes, *arguments: Any, **options: Any) -> BadLine:
+def bad(data: bytes, *arguments: Any, **options: Any) -> str:
+    """Why the only line is a bad one."""
     (line,) = read(data, *arguments, **options)
-    assert isinstance(line, BadLine), line
-    return line
+    assert line.outcome is not None, line
+    return line.outcome.error.message
 
 
 def shown(data: bytes, *arguments: Any, **options: Any) -> list[tuple[object, ...]]:
     """Line, id and prompt of items; line, id and reason of bad lines."""
     return [
-        (one.line, one.custom_id, one.reason)
-        if isinstance(one, BadLine)
-        else (one.line, one.custom_id, one.request.prompt)  # type: ignore[union-attr]
+        (one.line, one.custom_id, one.request.prompt)  # type: ignore[union-attr]
+        if one.outcome is None
+        else (one.line, one.custom_id, one.outcome.error.message)
         for one in read(data, *arguments, **options)
     ]
 
@@ -151,9 +152,7 @@ def test_a_line_of_openai_completions_is_a_raw_prompt() -> None:
 def test_what_openai_has_and_the_mesh_has_not_is_named(
     body: dict[str, Any], url: str, named: str
 ) -> None:
-    line = bad(chat(body, url or "/v1/chat/completions"))
-    assert named in line.reason
-    assert line.custom_id == "a"
+    assert named in bad(chat(body, url or "/v1/chat/completions"))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_lines_say_more_than_the_defaults() -> None:
         {"messages": [own, *HELLO]},
         {"prompt": "b", "raw_prompt": True},
     )
-    items = [item for item in read(data, Format.AUTO, None, defaults) if isinstance(item, Item)]
+    items = [item for item in read(data, Format.AUTO, None, defaults) if item.outcome is None]
     assert items[0].request.sampling == pb.SamplingParams(max_tokens=7, stop=["y"], temperature=0.5)
     turns = [[turn.content for turn in item.request.chat.messages] for item in items]
     assert turns == [["be kind", "a"], ["be kind", "hello"], ["be brief", "hello"], []]
@@ -223,7 +222,7 @@ DOUBLE = "custom_id: 'a' is that of an earlier line"
             {"format": Format.CSV, "template": "Sum {{up}}: {text}", "id_field": "sku"},
             [
                 (2, "7", "Sum {up}: a,\nb"),
-                (4, None, "has 1 cells, the header 2"),
+                (4, "", "has 1 cells, the header 2"),
                 (5, "9", "Sum {up}: \xe9"),
             ],
         ),
@@ -237,7 +236,7 @@ DOUBLE = "custom_id: 'a' is that of an earlier line"
         ),
         (TWICE, {}, [(1, "a", "1"), (2, "b", "2"), (3, "a", DOUBLE)]),
         (TWICE, {"skipped": 2}, [(3, "a", DOUBLE)]),
-        (b'{"prompt": "a"}\n[1]\n', {}, [(1, "1", "a"), (2, None, "is no JSON object")]),
+        (b'{"prompt": "a"}\n[1]\n', {}, [(1, "1", "a"), (2, "", "is no JSON object")]),
     ],
     ids=["csv", "empty-row", "text", "objects", "attribute", "twice", "skipped", "no-object"],
 )
@@ -249,10 +248,8 @@ def test_rows_become_prompts(
 
 
 def test_an_id_that_comes_twice_is_told_from_a_bad_line() -> None:
-    assert [one.code for one in read(TWICE + b"{") if isinstance(one, BadLine)] == [
-        "DUPLICATE_ID",
-        "BAD_LINE",
-    ]
+    outcomes = [one.outcome.error.reason for one in read(TWICE + b"{") if one.outcome]
+    assert outcomes == ["DUPLICATE_ID", "BAD_LINE"]
 
 
 def test_csv_that_is_no_utf8_costs_its_row() -> None:
@@ -342,9 +339,9 @@ def test_bytes_of_parquet_are_text() -> None:
     pq.write_table(pa.table(columns), sink)
     data = sink.getvalue().to_pybytes()
     wrong = "has bytes that are not valid UTF-8"
-    rows = [(1, "a", "Grüße"), (2, None, f"column prompt: {wrong}"), (3, "c", "Grüße")]
+    rows = [(1, "a", "Grüße"), (2, "", f"column prompt: {wrong}"), (3, "c", "Grüße")]
     assert shown(data) == rows
-    tags = [(1, "a", '["ü"]'), (2, "b", '["x"]'), (3, None, f"column tags: {wrong}")]
+    tags = [(1, "a", '["ü"]'), (2, "b", '["x"]'), (3, "", f"column tags: {wrong}")]
     assert shown(data, Format.AUTO, Template("{tags}")) == tags
 
 
@@ -365,7 +362,7 @@ def test_what_the_source_raises_passes_through() -> None:
         raise ConnectionError("lost")
 
     items = read_items(pieces())
-    assert isinstance(next(items), Item)
+    assert next(items).outcome is None
     with pytest.raises(ConnectionError):
         next(items)
 
@@ -392,7 +389,7 @@ def test_memory_does_not_grow_with_the_input() -> None:
 def test_a_small_file_that_grows_huge_is_read_in_bounded_memory() -> None:
     data = zstd.compress(b'{"prompt": "' + b"a" * 50_000_000 + b'"}\n')
     tracemalloc.start()
-    assert "longer" in bad(data).reason
+    assert "longer" in bad(data)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 20_000_000
@@ -418,7 +415,7 @@ def test_a_line_of_openai_embeddings_becomes_a_request() -> None:
     ],
 )
 def test_what_embeddings_of_a_job_have_not_is_named(body: dict[str, Any], named: str) -> None:
-    assert named in bad(chat(body, "/v1/embeddings")).reason
+    assert named in bad(chat(body, "/v1/embeddings"))
 
 
 def test_of_what_is_skipped_only_the_ids_are_read() -> None:
@@ -427,4 +424,4 @@ def test_of_what_is_skipped_only_the_ids_are_read() -> None:
     rest = read(data, skipped=2)
 
     assert rest == read(data)[2:]
-    assert [one.custom_id for one in rest if isinstance(one, BadLine)] == ["a", "b"]
+    assert [one.custom_id for one in rest if one.outcome is not None] == ["a", "b"]
