@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_S: Final = 1.0
 _RETRY_S: Final = 0.25
-_SERVICE_PREFIX: Final = "/sluice."
 _HEALTH: Final = "/grpc.health.v1.Health/"
 
 
@@ -65,11 +64,12 @@ async def serve(
     store = JobStore(settings.jobs, settings.nats.replicas)
     streams = StreamKeeper(store.restore)
     client = await connect(settings.nats, permissions.JOBS, process, streams.check_soon, tls)
-    gateways: GatewayClient | None = None
-    try:
+    async with contextlib.AsyncExitStack() as resources:
+        resources.push_async_callback(disconnect, client)
         key = await _mesh_key(settings, client)
         addresses = settings.jobs.gateways or reachable(settings.gateway.address)
         gateways = GatewayClient(addresses, key, tls)
+        resources.push_async_callback(gateways.close)
         await _start_store(store, client)
         instruments = instruments or Instruments()
         of_all = JobProcess(process, settings.jobs, store, gateways, tracer, instruments)
@@ -84,10 +84,6 @@ async def serve(
             await asyncio.gather(running, return_exceptions=True)
             await scheduler.close()
             of_all.outside.close()
-    finally:
-        if gateways is not None:
-            await gateways.close()
-        await disconnect(client)
     logger.info("jobs process %s stopped", process)
 
 
@@ -130,23 +126,18 @@ class _Guard(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Return the guarded method, or a refusal of a call that no gateway of the mesh has signed."""
-        details = handler_call_details
-        if not str(details.method).startswith(_HEALTH) and not self._is_ours(details):
+        is_health = str(handler_call_details.method).startswith(_HEALTH)
+        caller = dict(handler_call_details.invocation_metadata or ())
+        if not (is_health or self._mesh_key is None or is_signed(caller, self._mesh_key)):
             return grpc.stream_stream_rpc_method_handler(_refuse)
-        handler: Any = await continuation(details)
-        if handler is not None and str(details.method).startswith(_HEALTH):
-            return _timed(handler)
-        if handler is None or not str(details.method).startswith(_SERVICE_PREFIX):
-            return handler
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or is_health:
+            return handler and _timed(handler)
         reading = request_reader(handler.request_deserializer)
         method = "stream_unary" if handler.stream_unary else "unary_stream"
         method = "unary_unary" if handler.unary_unary else method
         behaviour = {method: partial(guarded, getattr(handler, method))}
         return handler._replace(request_deserializer=reading, **behaviour)
-
-    def _is_ours(self, details: grpc.HandlerCallDetails) -> bool:
-        request = dict(details.invocation_metadata or ())
-        return self._mesh_key is None or is_signed(request, self._mesh_key)
 
 
 async def guarded(

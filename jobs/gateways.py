@@ -33,9 +33,6 @@ logger = logging.getLogger(__name__)
 RECONNECT_S: Final = 0.25
 """Pause before a call that broke is opened again, in seconds."""
 
-OnAnswer = Callable[[Item, RunResponse], None]
-OnReturned = Callable[[Item], None]
-
 
 class GatewayClient:
     """The gateways of the mesh, behind one channel that spreads calls over them.
@@ -79,8 +76,8 @@ class ItemCalls:
         self,
         gateways: GatewayClient,
         metadata: tuple[tuple[str, str], ...],
-        on_answer: OnAnswer,
-        on_returned: OnReturned,
+        on_answer: Callable[[Item, RunResponse], None],
+        on_returned: Callable[[Item], None],
     ) -> None:
         self.stub = gateways.stub
         self.metadata = (*metadata, *gateways.metadata)

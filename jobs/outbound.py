@@ -133,7 +133,8 @@ class Outbound:
             raise TransportUnavailable(f"{host} cannot be resolved", retry_after_s=1.0) from error
         # Every address counts: the resolver may order them differently next time.
         for address in addresses:
-            if not (listed or self._may(address)):
+            public = is_public(ipaddress.ip_address(address.partition("%")[0]))
+            if not (listed or public or self._is_listed(address)):
                 raise InvalidRequest.of(
                     field,
                     f"{host} is at {address}, which is private and not allowed by the operator (jobs.private_hosts)",
@@ -151,10 +152,8 @@ class Outbound:
             InvalidRequest: as for `check`.
             TransportUnavailable: there was no response.
         """
-        checked = self.check(url, field)
-        with _connected(checked, self._post_s) as connection:
-            connection.request("POST", _path(checked), body, dict(headers))
-            return connection.getresponse().status
+        with self._request("POST", url, field, headers, body, self._post_s) as response:
+            return response.status
 
     def read(self, url: str, field: str) -> Generator[bytes]:
         """Yield all bytes behind a URL in pieces, even if connections break.
@@ -164,20 +163,36 @@ class Outbound:
             TransportUnavailable: it cannot be reached, or the bytes do not come to their end.
         """
         name = self.check(url, field).parts.netloc
-        yield from Download(partial(self._get, url, field), name, field, self._wait).pieces()
+        request = partial(self._request, "GET", url, field)
+        yield from _Download(request, name, field, self._wait).pieces()
 
     @contextmanager
-    def _get(
-        self, url: str, field: str, headers: Mapping[str, str]
+    def _request(
+        self,
+        method: str,
+        url: str,
+        field: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        within_s: float | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request, and keep its connection for the body of the block; it is cut after `within_s`."""
         checked = self.check(url, field)
-        with _connected(checked) as connection:
-            connection.request("GET", _path(checked), headers=dict(headers))
+        connection = _CheckedConnection(checked)
+        timer = Timer(within_s or 0, lambda: _cut(connection))
+        if within_s is not None:
+            timer.start()
+        try:
+            query = f"?{checked.parts.query}" if checked.parts.query else ""
+            target = (checked.parts.path or "/") + query
+            connection.request(method, target, body, dict(headers))
             yield connection.getresponse()
-
-    def _may(self, address: str) -> bool:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-        return is_public(parsed) or self._is_listed(address)
+        except (OSError, http.client.HTTPException) as error:
+            message = f"{checked.parts.hostname}: {error}"
+            raise TransportUnavailable(message, retry_after_s=1.0) from error
+        finally:
+            timer.cancel()
+            connection.close()
 
     def _is_listed(self, address: str) -> bool:
         parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -201,34 +216,11 @@ class _CheckedConnection(http.client.HTTPConnection):
             self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._host)
 
 
-@contextmanager
-def _connected(
-    url: CheckedUrl, within_s: float | None = None
-) -> Iterator[http.client.HTTPConnection]:
-    """Open a connection for the body of the block; it is cut after `within_s`."""
-    connection = _CheckedConnection(url)
-    timer = Timer(within_s or 0, lambda: _cut(connection))
-    if within_s is not None:
-        timer.start()
-    try:
-        yield connection
-    except (OSError, http.client.HTTPException) as error:
-        raise TransportUnavailable(f"{url.parts.hostname}: {error}", retry_after_s=1.0) from error
-    finally:
-        timer.cancel()
-        connection.close()
-
-
 def _cut(connection: http.client.HTTPConnection) -> None:
     """End reads and writes of another thread: a server that drips bytes never ends by itself."""
     if connection.sock is not None:
         with suppress(OSError):
             connection.sock.shutdown(socket.SHUT_RDWR)
-
-
-def _path(checked: CheckedUrl) -> str:
-    path = checked.parts.path or "/"
-    return f"{path}?{checked.parts.query}" if checked.parts.query else path
 
 
 PIECE_BYTES: Final = 256 * 1024
@@ -239,37 +231,25 @@ FIRST_WAIT_S: Final = 0.5
 """Wait before the download continues, in seconds; doubles with each connection that brings nothing."""
 _PASSING: Final = frozenset({408, 425, 429})
 
-OpenUrl = Callable[[Mapping[str, str]], AbstractContextManager[http.client.HTTPResponse]]
 
-
-class Download:
-    """One download.
-
-    Args:
-        open: sends a GET with these headers; raises TransportUnavailable when the connection breaks, also
-            within its block.
-        name: name of the server, for messages.
-        field: field that has the URL, for messages.
-        wait: waits for this many seconds.
-    """
+class _Download:
+    """One download; `request` sends a GET with headers, see `Outbound._request`."""
 
     def __init__(
-        self, open: OpenUrl, name: str, field: str, wait: Callable[[float], None] = time.sleep
+        self,
+        request: Callable[[Mapping[str, str]], AbstractContextManager[http.client.HTTPResponse]],
+        name: str,
+        field: str,
+        wait: Callable[[float], None],
     ) -> None:
-        self._open = open
+        self._request, self._wait = request, wait
         self._name, self._field = name, field
-        self._wait = wait
         self._position = 0
         self._size: int | None = None
         self._version = ""
 
     def pieces(self) -> Generator[bytes]:
-        """Yield all bytes.
-
-        Raises:
-            InvalidRequest: the server refuses them.
-            TransportUnavailable: it cannot be reached, or the bytes do not come to their end.
-        """
+        """Yield all bytes; raises as `Outbound.read`."""
         failures = 0
         while True:
             before = self._position
@@ -288,7 +268,7 @@ class Download:
         headers = {"Accept-Encoding": "identity"}
         if self._position:
             headers |= {"Range": f"bytes={self._position}-", "If-Range": self._version}
-        with self._open(headers) as response:
+        with self._request(headers) as response:
             if self._position:
                 self._check_rest(response)
             elif response.status != 200:
@@ -305,11 +285,9 @@ class Download:
 
     def _check_rest(self, response: http.client.HTTPResponse) -> None:
         """Check that a later response has the rest of the file."""
-        given = response.headers.get("Content-Range", "")
         size = r"\d+" if self._size is None else self._size
-        if response.status == 206 and re.fullmatch(
-            rf"bytes {self._position}-\d+/({size}|\*)", given
-        ):
+        rest = rf"bytes {self._position}-\d+/({size}|\*)"
+        if response.status == 206 and re.fullmatch(rest, response.headers.get("Content-Range", "")):
             return
         if response.status in (200, 206, 412, 416):
             self._version = ""
@@ -374,7 +352,7 @@ def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator
 
         options = _OPTIONS.get(urlsplit(url).scheme, {})
         files, path = fsspec.url_to_fs(url, **options)
-        size, position = files.info(path).get("size"), 0
+        size, position = files.size(path), 0
         with files.open(path, "rb") as file:
             while piece := file.read(PIECE_BYTES):
                 position += len(piece)

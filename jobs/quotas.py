@@ -44,16 +44,7 @@ class JobUsage:
     suspect: bool
 
 
-@dataclass(frozen=True, slots=True)
-class UploadUsage:
-    """An upload, as far as quotas need it; `complete_unix_ms` is 0 while it is incomplete."""
-
-    tenant: str
-    size_bytes: int
-    complete_unix_ms: int
-
-
-_Usages = Mapping[str, JobUsage] | Mapping[str, UploadUsage]
+_Usages = Mapping[str, JobUsage] | Mapping[str, UploadRecord]
 
 
 class Quotas:
@@ -71,7 +62,7 @@ class Quotas:
         self._counted_s = counted_s
         self.jobs: dict[str, JobUsage] = {}
         self.live: dict[str, JobUsage] = {}
-        self.uploads: dict[str, UploadUsage] = {}
+        self.uploads: dict[str, UploadRecord] = {}
         self.counted = asyncio.Event()
 
     @property
@@ -118,9 +109,7 @@ class Quotas:
         """Update an upload, complete or not; None: it is gone."""
         self.uploads.pop(upload, None)
         if record is not None:
-            self.uploads[upload] = UploadUsage(
-                record.tenant, record.size_bytes, record.complete_unix_ms
-            )
+            self.uploads[upload] = record
 
     def totals(self, tenant: str | None = None) -> Counter["JobState.ValueType"]:
         """Return how many jobs are in each state, of one tenant or of all."""
@@ -140,15 +129,12 @@ class Quotas:
         self._check_count(tenant, self.uploads, 2 * self._settings.tenant_jobs_max, "uploads")
 
     def _check_count(self, tenant: str, usages: _Usages, limit: int, what: str) -> None:
+        setting = "jobs.tenant_jobs_max"
         if len(_of_tenant(tenant, usages)) >= limit:
             raise LimitReached(
-                f"the tenant has {limit} {what}; delete unused ones, or raise jobs.tenant_jobs_max",
+                f"the tenant has {limit} {what}; delete unused ones, or raise {setting}",
                 retry_after_s=RETRY_AFTER_S,
-                metadata={
-                    "subject": f"tenant {tenant}",
-                    "limit": "jobs.tenant_jobs_max",
-                    "value": str(limit),
-                },
+                metadata={"subject": f"tenant {tenant}", "limit": setting, "value": str(limit)},
             )
 
     def check_inputs(self, tenant: str) -> None:

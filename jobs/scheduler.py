@@ -12,16 +12,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from jobs.closing import Closer
-from jobs.core.leases import (
-    HEARTBEAT_S,
-    LOST_MAX,
-    PROCESSES_LOST,
-    Leases,
-    is_ended,
-    record_loss,
-    set_state,
-    shares,
-)
+from jobs.core import leases
 from jobs.core.pace import RateLimit
 from jobs.process import JobProcess
 from jobs.runner import JobRunner
@@ -60,7 +51,7 @@ class JobScheduler:
         self._store, self._quotas = process.store, process.quotas
         self._notifier = Notifier(process.store, process.outside.post)
         self._closer = Closer(process)
-        self._leases = Leases(process.name)
+        self._leases = leases.Leases(process.name)
         self._owned: set[str] = set()
         """Jobs that this process has run: what it has left is not lost."""
         self._abandoned: set[str] = set()
@@ -93,7 +84,7 @@ class JobScheduler:
             except Exception:  # without this loop no job would be claimed any more
                 logger.exception("job scan failed")
             with suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with asyncio.timeout(leases.HEARTBEAT_S):
                     await self._changed.wait()
                 await asyncio.sleep(COALESCE_S)
 
@@ -141,7 +132,7 @@ class JobScheduler:
 
     async def _find_abandoned(self, now: float) -> None:
         """Find running jobs without an owner: once a second, and when this process has left one."""
-        if now - self._abandoned_at < HEARTBEAT_S:
+        if now - self._abandoned_at < leases.HEARTBEAT_S:
             return
         self._abandoned.clear()
         self._abandoned_at = now
@@ -204,7 +195,7 @@ class JobScheduler:
                 self._on_record(record)
             quotas.job(job.id, record)
             used.add(record.upload_id)
-            if not is_ended(job):
+            if not leases.is_ended(job):
                 read.add(record.upload_id)
             elif record.results_bytes and 0 < ms_of(job.results_expire_time) <= now_ms:
                 await self._store.delete_results(job.id)
@@ -248,12 +239,12 @@ class JobScheduler:
         job = record.job
         # An owner that is still named ended without leaving the job, perhaps because of the job.
         if job.runner and job.id not in self._owned:
-            record_loss(record)
-            if record.lost_processes >= LOST_MAX:
+            leases.record_loss(record)
+            if record.lost_processes >= leases.LOST_MAX:
                 await self._give_up(record, revision)
                 return
         job.runner = self._process.name
-        set_state(job, pb.JOB_STATE_RUNNING, "", "", unix_ms())
+        leases.set_state(job, pb.JOB_STATE_RUNNING, "", "", unix_ms())
         record.epoch += 1
         if not job.HasField("start_time"):
             job.start_time.CopyFrom(timestamp(unix_ms()))
@@ -274,7 +265,7 @@ class JobScheduler:
             f"{record.lost_processes} jobs processes ended while they ran it, without a result; its "
             "input may need too much memory, see the log of the last process"
         )
-        set_state(job, pb.JOB_STATE_FAILED, PROCESSES_LOST, message, unix_ms())
+        leases.set_state(job, pb.JOB_STATE_FAILED, leases.PROCESSES_LOST, message, unix_ms())
         logger.error("job %s fails: %s", job.id, job.reason)
         await self._store.write(record, revision)
         await self._claimable(job.id, time.monotonic())
@@ -313,7 +304,7 @@ class JobScheduler:
 
     def _share_window(self) -> None:
         tenants = {job: runner.tenant for job, runner in self._runners.items()}
-        for job, share in shares(self._process.settings.window_items, tenants).items():
+        for job, share in leases.shares(self._process.settings.window_items, tenants).items():
             self._runners[job].share(share)
 
 
@@ -322,7 +313,7 @@ def _expire(record: JobRecord) -> None:
     if job.state in _WAITING:
         job.runner = ""
         message = "the deadline passed before it ran; read the answers that it has"
-        set_state(job, pb.JOB_STATE_EXPIRED, "DEADLINE_EXCEEDED", message, unix_ms())
+        leases.set_state(job, pb.JOB_STATE_EXPIRED, "DEADLINE_EXCEEDED", message, unix_ms())
 
 
 def _note_results_deleted(record: JobRecord) -> None:

@@ -4,28 +4,18 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from jobs import spec as bounds
 from jobs.closing import dead_letters
 from jobs.core.leases import OVER, is_ended, is_idle, set_state
 from jobs.input import Template
 from jobs.process import JobProcess
 from jobs.results import OrderedLog, merge_attempts
-from jobs.spec import (
-    NAME_CHARS_MAX,
-    PAGE_TOKEN_CHARS_MAX,
-    REASONS_MAX,
-    check_count,
-    check_expiry,
-    check_length,
-    check_limits,
-    check_not_late,
-    check_spec,
-)
 from jobs.stage_log import BAD_LINES
 from jobs.stages import check_stages
 from jobs.store import job_unknown, upload_unknown
@@ -83,7 +73,7 @@ class JobService(JobServiceServicer):
             raise errors.InvalidRequest.of("spec", f"has over {SPEC_BYTES_MAX} bytes")
         models = await self._check(tenant, spec)
         key = request.idempotency_key
-        check_length("idempotency_key", key, NAME_CHARS_MAX)
+        bounds.check_length("idempotency_key", key, bounds.NAME_CHARS_MAX)
         job = pb.Job(id=new_job_id(tenant, key), tenant=tenant, spec=spec)
         job.create_time.CopyFrom(timestamp(unix_ms()))
         upload_id, key_id = spec.input.upload_id, key_of(context)
@@ -93,7 +83,7 @@ class JobService(JobServiceServicer):
                 record.fingerprint = await self._fingerprint(spec)
                 if (existing := await self._existing(record)) is not None:
                     return pb.CreateJobResponse(job=_visible_job(existing))
-            check_not_late(spec.limits)
+            bounds.check_not_late(spec.limits)
             return pb.CreateJobResponse(job=_visible_job(await self._create(record)))
 
     async def _create(self, record: JobRecord) -> JobRecord:
@@ -135,7 +125,7 @@ class JobService(JobServiceServicer):
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """Return a page of jobs and the totals by state."""
         tenant = scope_of(context)
-        check_count("states", request.states, len(pb.JobState.values()))
+        bounds.check_count("states", request.states, len(pb.JobState.values()))
         await self._quotas.ready()
         states = request.states or pb.JobState.values()
         jobs = {
@@ -190,8 +180,8 @@ class JobService(JobServiceServicer):
                 _continue(record, context)
 
         if request.HasField("limits"):
-            check_limits(request.limits)
-            check_not_late(request.limits)
+            bounds.check_limits(request.limits)
+            bounds.check_not_late(request.limits)
         return pb.ResumeJobResponse(job=await self._change(request.id, context, resume))
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
@@ -252,10 +242,10 @@ class JobService(JobServiceServicer):
         self, request: pb.RetryDeadLettersRequest, context: Any
     ) -> pb.RetryDeadLettersResponse:
         """Run the dead letters of an ended job again."""
-        check_count("reasons", request.reasons, REASONS_MAX)
+        bounds.check_count("reasons", request.reasons, bounds.REASONS_MAX)
         reasons = set(request.reasons)
         for reason in reasons:
-            check_length("reasons", reason, NAME_CHARS_MAX)
+            bounds.check_length("reasons", reason, bounds.NAME_CHARS_MAX)
         record = await self._readable(request.id, context)
         if record.job.spec.stages:
             raise errors.WrongJobState(
@@ -278,9 +268,8 @@ class JobService(JobServiceServicer):
             record.stage = 0
             del record.retry_reasons[:]
             record.retry_reasons.extend(request.reasons)
-            record.job.ClearField("report")
-            record.job.ClearField("end_time")
-            record.job.ClearField("results_expire_time")
+            for field in ("report", "end_time", "results_expire_time"):
+                record.job.ClearField(field)
             _continue(record, context)
 
         job = await self._change(request.id, context, retry) if items else _visible_job(record)
@@ -295,7 +284,7 @@ class JobService(JobServiceServicer):
                     raise request
                 upload.record.name = upload.record.name or request.name[-256:]
                 if request.HasField("expires_after"):
-                    check_expiry("expires_after", request.expires_after)
+                    bounds.check_expiry("expires_after", request.expires_after)
                     kept_ms = request.expires_after.ToMilliseconds()
                     upload.record.expire_unix_ms = unix_ms() + kept_ms
                 if len(request.data) > _CHUNK_OF_CALL_MAX:
@@ -372,8 +361,8 @@ class JobService(JobServiceServicer):
 
     async def _check(self, tenant: str, spec: pb.JobSpec) -> set[str]:
         """Check a specification; return the models that exist."""
-        check_spec(spec)
-        check_limits(spec.limits)
+        bounds.check_spec(spec)
+        bounds.check_limits(spec.limits)
         source = spec.input.WhichOneof("source")
         if source is None:
             raise errors.InvalidRequest.of(
@@ -381,7 +370,8 @@ class JobService(JobServiceServicer):
             )
         if spec.stages:
             check_stages(spec)
-        await self._check_reused(tenant, spec.dedupe.reuse_job_ids)
+        for reused in spec.dedupe.reuse_job_ids:
+            _check_owner((await self._store.read(reused))[0], tenant)
         await self._outside.check(self._store, tenant, spec)
         if spec.input.template:
             Template(spec.input.template)
@@ -396,11 +386,6 @@ class JobService(JobServiceServicer):
                 metadata={"models": names},
             )
         return existing
-
-    async def _check_reused(self, tenant: str, jobs: Sequence[str]) -> None:
-        for job in jobs:
-            record, _ = await self._store.read(job)
-            _check_owner(record, tenant)
 
     async def _fingerprint(self, spec: pb.JobSpec) -> bytes:
         """Return a hash that is equal for a file that is sent again, and for a relative deadline."""
@@ -573,7 +558,7 @@ async def _page(
         request: names the page.
         read: reads an entry; raises JobUnknown or UploadUnknown if it is gone.
     """
-    check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
+    bounds.check_length("page_token", request.page_token, bounds.PAGE_TOKEN_CHARS_MAX)
     size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
 

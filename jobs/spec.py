@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,9 +14,6 @@ from sluice.v1.inference_pb2 import Priority
 from sluice.wire.clock import ms_of, unix_ms
 
 NAME_CHARS_MAX: Final = 128
-URL_CHARS_MAX: Final = 2048
-SUBJECT_CHARS_MAX: Final = 256
-SECRET_CHARS_MAX: Final = 256
 RETRIES_MAX: Final = 100
 REUSED_JOBS_MAX: Final = 100
 """Jobs whose answers one job may reuse; all results of each are read."""
@@ -25,27 +23,30 @@ DEADLINE_S_MAX: Final = 366 * 24 * 3600.0
 EXPIRY_S_MAX: Final = 366 * 24 * 3600.0
 REASONS_MAX: Final = 64
 PAGE_TOKEN_CHARS_MAX: Final = 128
+_CHARS_MAX: Final = {
+    "name": NAME_CHARS_MAX,
+    "input.url": 2048,
+    "input.nats_subject": 256,
+    "input.id_field": NAME_CHARS_MAX,
+    "webhook.url": 2048,
+    "webhook.secret": 256,
+}
+"""Characters of fields of a specification."""
+_ENTRIES_MAX: Final = {
+    "stages": STAGES_MAX,
+    "dedupe.reuse_job_ids": REUSED_JOBS_MAX,
+    "labels": defaults.LABELS_MAX,
+}
 
 
 def check_spec(spec: pb.JobSpec) -> None:
     """Raise InvalidRequest, naming the field, if a field is out of bounds."""
-    source, webhook = spec.input, spec.webhook
-    for field, text, limit in (
-        ("spec.name", spec.name, NAME_CHARS_MAX),
-        ("spec.input.url", source.url, URL_CHARS_MAX),
-        ("spec.input.nats_subject", source.nats_subject, SUBJECT_CHARS_MAX),
-        ("spec.input.id_field", source.id_field, NAME_CHARS_MAX),
-        ("spec.webhook.url", webhook.url, URL_CHARS_MAX),
-        ("spec.webhook.secret", webhook.secret, SECRET_CHARS_MAX),
-        *(
-            (f"spec.stages[{i}].name", stage.name, NAME_CHARS_MAX)
-            for i, stage in enumerate(spec.stages)
-        ),
-    ):
-        check_length(field, text, limit)
-    check_count("spec.stages", spec.stages, STAGES_MAX)
-    check_count("spec.dedupe.reuse_job_ids", spec.dedupe.reuse_job_ids, REUSED_JOBS_MAX)
-    check_count("spec.labels", spec.labels, defaults.LABELS_MAX)
+    for field, limit in _CHARS_MAX.items():
+        check_length(f"spec.{field}", attrgetter(field)(spec), limit)
+    for number, stage in enumerate(spec.stages):
+        check_length(f"spec.stages[{number}].name", stage.name, NAME_CHARS_MAX)
+    for field, limit in _ENTRIES_MAX.items():
+        check_count(f"spec.{field}", attrgetter(field)(spec), limit)
     key_max, value_max = defaults.LABEL_KEY_CHARS_MAX, defaults.LABEL_VALUE_CHARS_MAX
     for key, value in spec.labels.items():
         if not 1 <= len(key) <= key_max or len(value) > value_max:
@@ -56,16 +57,12 @@ def check_spec(spec: pb.JobSpec) -> None:
         raise InvalidRequest.of("spec.labels", message)
     if spec.priority not in Priority.values():
         raise InvalidRequest.of("spec.priority", "is not a known priority")
-    if source.format not in pb.JobInputFormat.values():
+    if spec.input.format not in pb.JobInputFormat.values():
         raise InvalidRequest.of("spec.input.format", "is not a known format")
     if spec.retries.max_retries > RETRIES_MAX:
         raise InvalidRequest.of("spec.retries.max_retries", f"must be at most {RETRIES_MAX}")
-    for field, wait in (
-        ("spec.input.nats_idle", source.nats_idle),
-        ("spec.retries.initial_backoff", spec.retries.initial_backoff),
-        ("spec.retries.max_backoff", spec.retries.max_backoff),
-    ):
-        _check_wait(field, wait)
+    for field in ("input.nats_idle", "retries.initial_backoff", "retries.max_backoff"):
+        _check_wait(f"spec.{field}", attrgetter(field)(spec))
     check_expiry("spec.results_expire_after", spec.results_expire_after)
 
 

@@ -76,10 +76,9 @@ class JobStore:
 
     async def restore(self) -> None:
         """Create again, empty, what NATS has lost; raises as `start`."""
-        assert self.jetstream is not None, "started"
         await self._records.restore()
         for config in self._streams:
-            await jetstream.ensure_stream(self.jetstream, config, self._replicas, update=False)
+            await jetstream.ensure_stream(self._js, config, self._replicas, update=False)
 
     # Records.
 
@@ -175,7 +174,7 @@ class JobStore:
             UploadUnknown: it was deleted.
         """
         stream, subject = subjects.JOB_INPUTS_STREAM, subjects.job_input(upload, number)
-        stored = await self._get(stream, subject, direct=True)
+        stored = await self.read_message(stream, subject, direct=True)
         if stored is None:
             raise errors.UploadUnknown(f"upload {upload} was deleted")
         return stored[0]
@@ -184,7 +183,8 @@ class JobStore:
 
     async def read_messages(self, upload: str, number: int) -> MessageChunk | None:
         """Return a chunk of an input from NATS; None if there is none yet."""
-        stored = await self._get(subjects.JOB_INPUTS_STREAM, subjects.job_input(upload, number))
+        stream, subject = subjects.JOB_INPUTS_STREAM, subjects.job_input(upload, number)
+        stored = await self.read_message(stream, subject)
         return None if stored is None else unpack(MessageChunk, stored[0])
 
     async def write_messages(self, upload: str, number: int, chunk: MessageChunk) -> None:
@@ -197,21 +197,14 @@ class JobStore:
         await self._publish(subjects.job_input(upload, number), pack(chunk), headers)
 
     async def read_message(
-        self, stream: str, subject: str, sequence: int
-    ) -> tuple[bytes, int] | None:
-        """Return the first message of a subject at or after `sequence`, with its sequence; None if there is none yet.
-
-        Raises:
-            InvalidRequest: there is no such stream.
-        """
-        return await self._get(stream, subject, sequence)
-
-    async def _get(
         self, stream: str, subject: str, sequence: int | None = None, *, direct: bool = False
     ) -> tuple[bytes, int] | None:
         """Return the last message of a subject, or the first at or after `sequence`, with its sequence.
 
         `direct`: another server of a cluster may answer, whose copy may be behind.
+
+        Raises:
+            InvalidRequest: there is no such stream.
         """
         js, behind = self._js, sequence is not None
         try:
@@ -232,9 +225,8 @@ class JobStore:
 
     async def last_segment(self, job: str, stage: int, attempt: int) -> tuple[JobSegment, int]:
         """Return the last segment of an attempt with its sequence; an empty one and 0 if there is none."""
-        stored = await self._get(
-            subjects.JOB_RESULTS_STREAM, subjects.job_results(job, stage, attempt)
-        )
+        stream, subject = subjects.JOB_RESULTS_STREAM, subjects.job_results(job, stage, attempt)
+        stored = await self.read_message(stream, subject)
         return (JobSegment(), 0) if stored is None else (unpack(JobSegment, stored[0]), stored[1])
 
     async def append(
@@ -254,7 +246,7 @@ class JobStore:
     ) -> tuple[JobSegment, int] | None:
         """Return the first segment of an attempt at or after `sequence`, with its sequence; None if there is none."""
         stream, subject = subjects.JOB_RESULTS_STREAM, subjects.job_results(job, stage, attempt)
-        stored = await self._get(stream, subject, sequence, direct=True)
+        stored = await self.read_message(stream, subject, sequence, direct=True)
         return None if stored is None else (unpack(JobSegment, stored[0]), stored[1])
 
     async def _publish(

@@ -210,23 +210,20 @@ class Notifier:
         await self._tasks.close()
 
     async def _notify(self, job: str) -> None:
-        event: Event | None = None
+        claimed: list[Event] = []
 
         def claim(record: JobRecord) -> None:
-            nonlocal event
-            event = pending(record)
-            if event is None:
+            if (event := pending(record)) is None:
                 raise _SentElsewhere
+            claimed[:] = [event]
             record.notifying_until_unix_ms = unix_ms() + NOTIFY_MS
 
         def note(record: JobRecord) -> None:
-            assert event is not None, "claimed"
-            record.notified_event_id, record.notifying_until_unix_ms = event.id, 0
+            record.notified_event_id, record.notifying_until_unix_ms = claimed[0].id, 0
 
         try:
             record = await self._store.change(job, claim)
-            assert event is not None, "claimed"
-            await send(record.job, event, self._post)
+            await send(record.job, claimed[0], self._post)
             await self._store.change(job, note)
         except _SentElsewhere:
             return
