@@ -20,12 +20,11 @@ from jobs.core.leases import PROCESSES_LOST, is_idle, unfinished_error_of
 from jobs.core.retry import FailureKind, failure_kind
 from jobs.items import Item
 from jobs.process import JobProcess, JobStopped
-from jobs.results import OutcomeReader, failed, merge_attempts
+from jobs.results import OutcomeReader, Totals, failed, merge_attempts, reached_stage
 from jobs.sources import result_of
 from jobs.stage_log import StageLog
 from jobs.stages import open_stage
 from jobs.store import Fenced
-from jobs.totals import Totals, reached_stage
 from sluice.background import BackgroundTasks
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import JobUnknown, SluiceError

@@ -20,11 +20,11 @@ from jobs.core.leases import HEARTBEAT_S, OVER, clear_progress, is_suspect, set_
 from jobs.core.pace import Throughput
 from jobs.core.work import JobWork
 from jobs.process import JobProcess, JobStopped, input_unreadable
+from jobs.results import Totals, stages_of
 from jobs.sources import MessageSource, retry_dead_letters
 from jobs.stage_attempt import StageAttempt
 from jobs.stages import Source, open_stage
 from jobs.store import RETRY_AFTER_S, Fenced, new_upload_id
-from jobs.totals import Totals, stages_of
 from jobs.uploads import SourceUnreachable
 from sluice import errors
 from sluice.defaults import KEY_METADATA, TENANT_METADATA

@@ -15,12 +15,11 @@ from jobs.closing import dead_letters
 from jobs.core.leases import OVER, is_ended, is_idle, set_state
 from jobs.input import Template
 from jobs.process import JobProcess
-from jobs.results import OrderedLog, merge_attempts
+from jobs.results import OrderedLog, merge_attempts, reached_stage, stages_of
 from jobs.stage_log import BAD_LINES
 from jobs.stages import check_stages
 from jobs.store import job_unknown, upload_unknown
 from jobs.threads import TenantLimiter
-from jobs.totals import reached_stage, stages_of
 from jobs.uploads import NewUpload
 from sluice import errors
 from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA

@@ -7,11 +7,11 @@ writes what has come back as the next segment of the log (`jobs.stage_log`).
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from jobs.answers import DedupeCache
-from jobs.change_signal import ChangeSignal
 from jobs.core.pace import CostBudget, RateLimit
 from jobs.core.retry import FailureKind, ItemRetryPolicy, failure_kind
 from jobs.core.window import BLOCK, ItemWindow
@@ -44,6 +44,29 @@ BAD_LINES_FROM: Final = 100
 """Lines that must be read before the share of bad ones is checked."""
 BAD_LINE_SHARE: Final = 0.1
 """Default share of bad lines above which a job is paused."""
+
+
+class _ChangeSignal:
+    """A signal between loops that share state: whoever changes it notifies, whoever needs a change waits."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake everybody who waits."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self, bound_s: float | None = None) -> None:
+        """Wait for the next change, at most `bound_s` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(bound_s):
+                await self._changed.wait()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition holds; it is checked after each change."""
+        while not holds():
+            await self.wait()
 
 
 class StageAttempt:
@@ -108,7 +131,7 @@ class StageAttempt:
         self.wait_reason = ""
         self.models = set(record.models) - {"", AUTO}
         self._stops: JobStopped | None = None
-        self.changed = ChangeSignal()
+        self.changed = _ChangeSignal()
 
     def set_concurrency(self, concurrency: int) -> None:
         """Set how many items it may have in flight from now on."""

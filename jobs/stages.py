@@ -17,7 +17,7 @@ from jobs.core.window import BLOCK, BLOCK_BYTES
 from jobs.input import Template
 from jobs.items import Item
 from jobs.process import JobProcess, model_removed
-from jobs.results import merge_attempts
+from jobs.results import merge_attempts, stage_of
 from jobs.sources import (
     Block,
     InputSource,
@@ -64,11 +64,6 @@ def check_stages(spec: JobSpec) -> None:
             )
         if stage.overlap_tokens and stage.overlap_tokens >= stage.split_tokens:
             raise InvalidRequest.of(f"{field}.overlap_tokens", "must be less than split_tokens")
-
-
-def stage_of(spec: JobSpec, number: int) -> JobStage:
-    """Return the specification of a stage; the last one also for its repetitions."""
-    return spec.stages[min(number, len(spec.stages) - 1)]
 
 
 def _rendered(stage: JobStage, text: str, part: int, parts: int) -> str:

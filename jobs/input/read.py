@@ -27,7 +27,6 @@ ID_FIELDS: Final = ("custom_id", "id")
 """Fields that name an item, if the job names none."""
 DUPLICATE: Final = "DUPLICATE_ID"
 
-_SPACE: Final = b" \t\r\n\xef\xbb\xbf"
 _COMPRESSED: Final = (".gz", ".zst", ".zstd")
 
 
@@ -100,7 +99,7 @@ def read_items(
         for number, row in rows:
             if (line := parser.parse(number, row, template)) is not None:
                 yield line
-    except stream.damaged_errors() as error:
+    except stream.DAMAGED as error:
         raise InputInvalid(
             f"the compressed input is damaged after line {number}; send it again"
         ) from error
@@ -187,7 +186,7 @@ def _detected(opened: BinaryIO) -> Format:
     head: bytes = opened.peek(64)[:64]  # type: ignore[attr-defined]
     if head.startswith(b"PAR1"):
         return Format.PARQUET
-    first = head.lstrip(_SPACE)[:1]
+    first = head.lstrip(tables.SPACE)[:1]
     if first in (b"{", b""):
         return Format.JSONL
     if first == b"[":

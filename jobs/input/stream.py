@@ -2,11 +2,12 @@
 
 import gzip
 import io
-import sys
 import zlib
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any, BinaryIO, Final
+
+from backports import zstd
 
 from jobs.threads import ReadingStopped, StopSignal
 from sluice.errors import InputInvalid
@@ -26,8 +27,8 @@ GROWTH_BYTES: Final = 64 * 1024 * 1024
 BLANK_LINES_MAX: Final = 1000
 """Empty lines in a row."""
 
-DAMAGED: Final[tuple[type[Exception], ...]] = (EOFError, gzip.BadGzipFile, zlib.error)
-"""Errors of reading damaged or truncated compressed bytes; `damaged_errors` adds those of zstd."""
+DAMAGED: Final = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError)
+"""Errors of reading damaged or truncated compressed bytes."""
 
 
 def opened(chunks: Iterator[bytes], stop: StopSignal | None = None) -> BinaryIO:
@@ -45,20 +46,12 @@ def opened(chunks: Iterator[bytes], stop: StopSignal | None = None) -> BinaryIO:
     if head.startswith(_GZIP):
         grown: Any = gzip.GzipFile(fileobj=raw)
     elif head.startswith(_ZSTD):
-        from backports import zstd
-
         # Without a limit, a frame could demand a window of any size.
         options = {int(zstd.DecompressionParameter.window_log_max): _WINDOW_LOG_MAX}
         grown = zstd.ZstdFile(raw, options=options)
     else:
         return raw
     return io.BufferedReader(_BoundedReader(grown, source), _BUFFER_BYTES)
-
-
-def damaged_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of reading a stream with damaged compressed bytes."""
-    zstd = sys.modules.get("backports.zstd")  # loaded where an input of its kind is read
-    return DAMAGED if zstd is None else (*DAMAGED, zstd.ZstdError)
 
 
 def lines(stream: BinaryIO, bytes_max: int) -> Iterator[tuple[int, bytes | None]]:

@@ -25,7 +25,7 @@ PARQUET_BYTES_MAX: Final = 4 << 30
 """Largest Parquet file, in bytes."""
 PIECE_BYTES: Final = 1 << 20
 """Bytes that are copied at a time."""
-_SPACE: Final = b" \t\r\n\xef\xbb\xbf"
+SPACE: Final = b" \t\r\n\xef\xbb\xbf"
 
 Row = Mapping[str, Any] | str
 Rows = Iterator[tuple[int, Row]]
@@ -48,7 +48,7 @@ def json_row(line: bytes | None, line_bytes_max: int) -> Row:
 def json_rows(stream: BinaryIO, line_bytes_max: int) -> Rows:
     """Yield the objects of lines that are not empty."""
     for number, line in lines(stream, line_bytes_max):
-        if line is None or line.strip(_SPACE):
+        if line is None or line.strip(SPACE):
             yield number, json_row(line, line_bytes_max)
 
 
@@ -57,7 +57,7 @@ def text_rows(stream: BinaryIO, line_bytes_max: int) -> Rows:
     for number, line in lines(stream, line_bytes_max):
         if line is None:
             yield number, f"is longer than {line_bytes_max} bytes"
-        elif line.strip(_SPACE):
+        elif line.strip(SPACE):
             yield number, {"prompt": line.decode("utf-8", "surrogateescape").strip()}
 
 
