@@ -135,8 +135,7 @@ class Gateway:
         self._health = GatewayHealth(overload, in_force, self.transport)
         self.streams = StreamKeeper(self._restore_streams)
         drift = DriftMonitor(gateway_id, instruments)
-        routing = settings.routing
-        drift.use(policies.router.held_out, routing.drift, from_shadows=routing.drift_from_shadows)
+        drift.use(policies.router.held_out, settings.routing.drift)
         self.generator = self._make_generator(overload, drift, tracer, instruments)
         self.reload = GatewayReload(load, shared, in_force, loads, store, drift, self.authenticator)
         self._admin = AdminService(settings, shared, self.registry, store, drift, self.exchange)
@@ -194,7 +193,7 @@ class Gateway:
             records=records,
             metrics=metrics,
             drift=drift,
-            shadows=ShadowRunner(upstream, records, drift),
+            shadows=ShadowRunner(upstream, records),
             tracer=tracer,
         )
 

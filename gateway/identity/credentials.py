@@ -12,7 +12,7 @@ from gateway.identity.caller import Caller
 from sluice.defaults import CALLER, ROLES
 from sluice.errors import Unauthenticated
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
-from sluice.settings.identity import JwtSettings
+from sluice.settings.identity import ALGORITHMS, JwtSettings
 from sluice.settings.limits import RateLimits
 from sluice.wire.api_keys import digest_of, id_of
 from sluice.wire.subjects import is_token
@@ -182,8 +182,8 @@ def _verify(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, Any
 
     try:
         header = jwt.get_unverified_header(token)
-        if header.get("alg") not in settings.algorithms:
-            allowed = ", ".join(settings.algorithms)
+        if header.get("alg") not in ALGORITHMS:
+            allowed = ", ".join(ALGORITHMS)
             raise _invalid(f"is signed with an algorithm that is not allowed; these are: {allowed}")
         key_id = str(header.get("kid", ""))
         key = keys.get(key_id)
@@ -196,7 +196,7 @@ def _verify(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, Any
         return jwt.decode(
             token,
             key,
-            algorithms=list(settings.algorithms),
+            algorithms=ALGORITHMS,
             audience=settings.audience,
             issuer=settings.issuer,
             options=_OPTIONS,

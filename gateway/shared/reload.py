@@ -255,12 +255,7 @@ class GatewayReload:
     def _use(self, loaded: _Loaded, revision: int) -> None:
         """Replace all policies at once; `revision` is that of their record."""
         self.in_force.replace(loaded.policies, time.monotonic())
-        routing = loaded.policies.settings.routing
-        self.drift.use(
-            loaded.policies.router.held_out,
-            routing.drift,
-            from_shadows=routing.drift_from_shadows,
-        )
+        self.drift.use(loaded.policies.router.held_out, loaded.policies.settings.routing.drift)
         self.authenticator.use(loaded.identities)
         self.revision = self._seen = revision
         self._compiled, self._prepared, self.in_force.problem = loaded.compiled, None, ""

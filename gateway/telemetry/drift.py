@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.routing.learned.model import HeadKey
-from gateway.routing.router import Plan
 from sluice.settings.routing import DriftRules
 from sluice.telemetry.instruments import Instruments, Point
 from sluice.v1 import admin_pb2 as pb
@@ -180,25 +179,18 @@ class DriftMonitor:
         """Show the drift of all heads as metrics of `instruments`."""
         self._gateway_id = gateway_id
         self._rules = DriftRules()
-        self._from_shadows = False
         self._monitors: Mapping[HeadKey, HeadMonitor] = {}
         for gauge in _GAUGES:
             instruments.observe(gauge, partial(self._values, gauge))
 
-    def use(self, held_out: HeldOut, rules: DriftRules, *, from_shadows: bool = False) -> None:
-        """Monitor these heads from now on; the windows of those that have not changed stay.
-
-        Args:
-            held_out: the heads.
-            rules: when a head counts as drifted.
-            from_shadows: the setting `routing.drift_from_shadows`.
-        """
+    def use(self, held_out: HeldOut, rules: DriftRules) -> None:
+        """Monitor these heads by `rules` from now on; the windows of those that have not changed stay."""
         monitors = {}
         for key, gains in held_out.items():
             old = self._monitors.get(key)
             is_same = old and rules == self._rules and np.array_equal(gains, old.held_out)
             monitors[key] = old if old and is_same else HeadMonitor(key, gains, rules)
-        self._monitors, self._rules, self._from_shadows = monitors, rules, from_shadows
+        self._monitors, self._rules = monitors, rules
 
     def scored(self, score: pb.RouterScore) -> None:
         """Take a prediction of a head for a request."""
@@ -229,17 +221,6 @@ class DriftMonitor:
         score, cascade = scores[-1], record.route.strategy == ROUTE_STRATEGY_CASCADE
         if score.head != pb.ROUTER_HEAD_PROMPT or not cascade:
             self.observed(score, models[-1], grade, record.request_id)
-
-    def compared(self, plan: Plan, weak: str, agreement: float, row_id: str) -> None:
-        """Take how far `weak` agrees with the strong model in a shadow, if the settings say that shadows count.
-
-        It does not count in a cascade, for the reason given at `graded`.
-        """
-        if not self._from_shadows or plan.route.strategy == ROUTE_STRATEGY_CASCADE:
-            return
-        for score in plan.route.scores:
-            if score.head == pb.ROUTER_HEAD_PROMPT:
-                self.observed(score, weak, agreement, row_id)
 
     def health(self) -> pb.GetRouterHealthResponse:
         """Return the drift of every head in use, by this gateway's requests."""

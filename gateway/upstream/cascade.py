@@ -20,7 +20,6 @@ prompt alone, and the record says why.
 """
 
 import json
-import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -274,8 +273,6 @@ class Cascade(AnswerMonitor):
             return self._prepared, 0, ""
         try:
             hinted, tokens = add_hint(self._context, self._prepared, first, self.route.hint)
-            if self._cost(hinted) > (self.route.max_cost or math.inf):
-                raise HintDropped(f"with it the request would cost more than {self.route.max_cost}")
         except HintDropped as dropped:
             return self._prepared, 0, str(dropped)
         return hinted, tokens, ""
@@ -285,17 +282,8 @@ class Cascade(AnswerMonitor):
         route, tenant = self.route, self._context.request.tenant
         if not self._request.may_escalate(route.max_share):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"
-        if self._cost(self._prepared) > (route.max_cost or math.inf):
-            return f"{route.second} would cost more than is left of {route.max_cost:g}"
         outlook = self._upstream.overload.outlook(route.second, self._context, now)
         return "" if outlook.problem is None else outlook.problem.message
-
-    def _cost(self, second: PreparedPrompt) -> float:
-        """Return the cost of both runs, the second answer at its longest."""
-        first = self._context.first
-        return first.model.settings.cost(
-            len(first.prompt_token_ids), self.tokens
-        ) + second.model.settings.cost(len(second.prompt_token_ids), second.sampling.max_tokens)
 
 
 class HintDropped(Exception):

@@ -18,7 +18,6 @@ from gateway.safety.actions import Action
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import ResultCollector
-from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.runs import Upstream
 from gateway.validation.requests import ValidRequest
@@ -69,10 +68,9 @@ class ShadowRunner:
         limit_s: See `LIMIT_S`.
     """
 
-    def __init__(self, upstream: Upstream, records: RequestRecords, drift: DriftMonitor) -> None:
+    def __init__(self, upstream: Upstream, records: RequestRecords) -> None:
         self._upstream = upstream
         self._records = records
-        self._drift = drift
         self._running = BackgroundTasks()
         self.in_flight_max, self.limit_s = IN_FLIGHT_MAX, LIMIT_S
 
@@ -141,16 +139,13 @@ class ShadowRunner:
                 return
             record.agreement = agreement(shadow.answered.raw_text, run.raw_text)
             span.set_attribute(names.SHADOW_AGREEMENT, record.agreement)
-        pair, outcome = shadow.pair, shadow.outcome
-        # Routers compare their two models, and predict nothing of others.
-        if pair is None or {shadow.answered.model, record.model} != set(pair):
-            return
-        if outcome is not None:
+        outcome = shadow.outcome
+        # Routers compare their two models, and learn nothing of others.
+        if outcome is not None and {shadow.answered.model, record.model} == set(shadow.pair or ()):
             outcome.comparison.CopyFrom(Comparison(agreement=record.agreement, shadow=True))
             if outcome.strong_answered:
                 _keep_answer(outcome, run)
             self._records.store.write_outcome(outcome)
-        self._drift.compared(context.plan, pair[0], record.agreement, shadow.run_id)
 
     def _add_record(self, shadow: _Shadow) -> None:
         """Add a shadow that answered, or was dropped, to the record of the request, which ended before."""

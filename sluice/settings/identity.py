@@ -3,7 +3,7 @@
 Without it calls are not authenticated (docs/operate/security.md).
 """
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -12,11 +12,11 @@ from sluice.defaults import CALLER
 from sluice.settings.base import Name, Section
 
 Role = Literal["caller", "operator", "auditor"]
-Algorithm = Literal[
+ALGORITHMS: Final = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
-]
-"""Of signatures that the public keys of a JWKS check. HS256 and "none" are not among them: what checks such a token
-could also make it, or nothing checks it."""
+)  # fmt: skip
+"""Signatures that the public keys of a JWKS check. HS256 and "none" are not among them: what checks such a token could
+also make it, or nothing checks it."""
 
 
 class JwtSettings(Section):
@@ -28,8 +28,6 @@ class JwtSettings(Section):
     """What the claim `aud` must name: this mesh."""
     jwks: str = Field(min_length=1)
     """The issuer's keys (RFC 7517): a file, or an https URL. Read again every 5 minutes, and for a key it lacks."""
-    algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256", "EdDSA"), min_length=1)
-    """Signature algorithms that are accepted; set those that the issuer uses."""
     tenant_claim: str = "tenant"
     """The claim that names the tenant."""
     roles_claim: str = "roles"

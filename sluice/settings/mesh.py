@@ -113,9 +113,9 @@ class HttpSettings(Section):
     hosts: tuple[str, ...] = ()
     """Names in the header "host" that are served beside those of this machine where callers show no credentials; "*":
     all. A web page can give its own name the address of the gateway, and browsers send that name."""
-    keep_alive_s: Positive = 75.0
-    """How long a connection may be idle between two requests, in seconds. Keep it above the idle time of a load
-    balancer (60 s for most), so that the load balancer closes first."""
+    keep_alive_s: ClassVar[float] = 75.0
+    """How long a connection may be idle between two requests, in seconds: above the 60 s of most load balancers, so
+    that the load balancer closes first."""
     stream_ping_s: Positive = 5.0
     """Silence after which a stream sends a comment (`: waiting`), in seconds. Proxies close silent connections after
     10 s or more. The first comment brings the head of the answer; an error after that is an event of the stream."""

@@ -123,9 +123,6 @@ class CascadeRoute(TrainedRoute):
     """Mean log-probability of the tokens so far below which the answer is in doubt."""
     checks: tuple[Name, ...] = ("finished", "json", "sums")
     """Checks of an answer that ends before the commit point, in this order; docs/concepts/routing.md lists them."""
-    max_cost: Positive | None = None
-    """Limit for both models together, with the longest second answer, in the currency of the prices; above it the first
-    answer stays."""
     max_share: ClassVar[float] = 0.5
     """Share of a tenant's latest 100 requests that may escalate; above it the first answer stays."""
     hint: str | None = Field(None, max_length=2000)
@@ -292,9 +289,6 @@ class RoutingSettings(RoutingPolicy):
     breaker: ClassVar[BreakerRules] = BreakerRules()
     outcomes: OutcomeSettings = OutcomeSettings()
     drift: ClassVar[DriftRules] = DriftRules()
-    drift_from_shadows: bool = False
-    """Whether comparisons of shadows count as outcomes of the small model when drift is judged; only for routers that
-    learned from such comparisons."""
 
     @model_validator(mode="after")
     def _outcomes_have_a_pair(self) -> Self:

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.routing.learned.artefact import save_to
 from gateway.routing.learned.model import HeadKey
-from gateway.routing.router import Plan
 from gateway.telemetry.drift import DriftMonitor
 from learning.train import train
 from sluice.internal.v1.frame_pb2 import TASK_END_STOP
@@ -97,25 +96,6 @@ def test_a_shift_is_a_metric_until_it_is_over_or_its_router_goes() -> None:
     assert drifted(heard.instruments) == {"inputs": 0, "accuracy": 0}
     heard.drift.use(held_out(), SETTINGS)
     assert drifted(heard.instruments) == {}
-
-
-@pytest.mark.parametrize(
-    ("shadows", "strategy", "rows"),
-    [(True, "learned", 2), (True, "canary", 2), (True, "cascade", 0), (False, "learned", 0)],
-)
-def test_comparisons_of_shadows_count_where_the_settings_say_so(
-    shadows: bool, strategy: str, rows: int
-) -> None:
-    heard = Heard()
-    settings = SETTINGS
-    heard.drift.use(held_out(PROMPT_HEAD), settings, from_shadows=shadows)
-    plan = Plan(record(PROMPT, strategy=strategy).route)
-    for row in ("req-1-s1", "req-2-s1"):
-        heard.drift.compared(plan, "small", 1.0, row)
-    heard.drift.compared(plan, "medium", 1.0, "req-3-s1")
-    heard.drift.compared(Plan(admin_pb2.RouteRecord()), "small", 1.0, "req-4-s1")
-    (health,) = heard.drift.health().routers
-    assert health.accuracy.rows == rows
 
 
 def test_reload_keeps_windows_of_unchanged_heads() -> None:

@@ -131,10 +131,3 @@ async def test_hint_that_cannot_be_shown_is_dropped(
         seen, _, attempt = await escalate(wire, request=request_)
     assert "~" not in seen
     assert reason in attempt.hint_dropped
-
-
-async def test_hint_above_the_cost_limit_is_dropped(hinting: Opened) -> None:
-    async with hinting(cascade={"max_cost": 12.0}, prices={"large": (1e6, 0.0)}) as wire:
-        _, second, attempt = await escalate(wire)
-    assert len(second.prompt_token_ids) < 12
-    assert "would cost more than 12" in attempt.hint_dropped
