@@ -3,9 +3,9 @@
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
@@ -22,23 +22,11 @@ REPLACED: Final = "replaced"
 """End of a sequence that a higher attempt has replaced."""
 
 
-class Parents(NamedTuple):
-    """Parents of a sequence's spans, as W3C traceparents; empty: none.
-
-    Attributes:
-        origin: The sender of the task; the parent when the batcher is lost, and its spans with it.
-    """
-
-    batch: str
-    origin: str = ""
-
-
 @dataclass
 class SequenceTimes:
     """One sequence. Times are monotonic seconds."""
 
     spec: SequenceSpec
-    parents: Parents
     accepted_at: float
     first_at: float | None = None
     tokens: int = 0
@@ -74,14 +62,12 @@ class SequenceTelemetry:
         counts.longest_step_s = max(counts.longest_step_s, lasted_s)
         counts.step_buckets[bisect_left(_STEP_SECONDS, lasted_s)] += 1
 
-    def accept(self, spec: SequenceSpec, parents: Parents, now: float) -> SequenceTimes | None:
+    def accept(self, spec: SequenceSpec, now: float) -> SequenceTimes | None:
         """Add a sequence; return the one of a lower attempt that it replaces."""
         old = self._sequences.get(spec.request_id)
         if old is not None:
-            if old.spec.owner != spec.owner:
-                self.abandon([old.spec])
             self._record(old, now, REPLACED)
-        self._sequences[spec.request_id] = SequenceTimes(spec, parents, now)
+        self._sequences[spec.request_id] = SequenceTimes(spec, now)
         return old
 
     @property
@@ -92,12 +78,6 @@ class SequenceTelemetry:
     def owners(self) -> Iterator[str]:
         """Yield the batcher of each sequence."""
         return (sequence.spec.owner for sequence in self._sequences.values())
-
-    def abandon(self, sequences: Iterable[SequenceSpec]) -> None:
-        """Move the spans of running sequences whose batcher is lost to its sender."""
-        for spec in sequences:
-            sequence = self._sequences[spec.request_id]
-            sequence.parents = Parents(sequence.parents.origin or sequence.parents.batch)
 
     def owned(self, owner: str, before: float = math.inf) -> list[SequenceSpec]:
         """Return the sequences of a batcher that were accepted before a time."""
@@ -136,7 +116,7 @@ class SequenceTelemetry:
     def _record(
         self, sequence: SequenceTimes, now: float, end: str, *, failed: bool = False
     ) -> None:
-        if is_unsampled_parent(sequence.parents.batch):
+        if is_unsampled_parent(sequence.spec.traceparent):
             return
         prefill_end = now if sequence.first_at is None else sequence.first_at
         tokens_in = len(sequence.spec.prompt) + len(sequence.spec.produced)
@@ -166,7 +146,7 @@ class SequenceTelemetry:
         start_ns, end_ns = (offset_ns + int(at * 1e9) for at in times)
         span = self._tracer.start_span(
             name,
-            context_of({TRACEPARENT: sequence.parents.batch}),
+            context_of({TRACEPARENT: sequence.spec.traceparent}),
             attributes={
                 **self._common,
                 **about,

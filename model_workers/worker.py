@@ -25,7 +25,7 @@ from model_workers.channels import Channels, Posted, ResponseSender
 from model_workers.engine.protocol import Engine, SequenceSpec, SequenceStep
 from model_workers.grants import Grants
 from model_workers.sender import Sender
-from model_workers.telemetry import Parents, SequenceTelemetry
+from model_workers.telemetry import SequenceTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.errors import Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -43,8 +43,6 @@ JOIN_S: Final = 5.0
 
 Command = Callable[[], None]
 """What the engine's thread does between two steps."""
-Admitted = tuple[SequenceSpec, Parents]
-"""A valid sequence, and the parents of its spans."""
 
 logger = logging.getLogger(__name__)
 
@@ -263,7 +261,6 @@ class Worker:
         By now the batcher may have opened a new channel and sent sequences over it.
         """
         owned = self._telemetry.owned(batcher, at)
-        self._telemetry.abandon(owned)
         self._engine.cancel([spec.request_id for spec in owned])
         if not self._sender.has_channel(batcher, self._grants.epoch(batcher)):
             self._grants.close(batcher)
@@ -276,7 +273,7 @@ class Worker:
     def _admit(
         self,
         batch: worker_pb2.Batch,
-        sequences: Sequence[Admitted],
+        sequences: Sequence[SequenceSpec],
         refused: Sequence[worker_pb2.Refusal],
         arrived_at: float,
     ) -> None:
@@ -286,18 +283,18 @@ class Worker:
             return
         admission = worker_pb2.Admission(batch_id=batch.batch_id, refused=refused)
         self._grants.take(batch, arrived_at)
-        for spec, parents in sequences:
+        for spec in sequences:
             # One refused task does not affect the others of its batch.
             try:
                 self._add(spec, arrived_at)
             except SluiceError as error:
                 admission.refused.append(messages.refusal(spec.request_id, error))
             else:
-                self._accept(spec, parents, arrived_at)
+                self._accept(spec, arrived_at)
         self._admissions[batch.batcher].append(admission)
 
-    def _accept(self, spec: SequenceSpec, parents: Parents, arrived_at: float) -> None:
-        replaced = self._telemetry.accept(spec, parents, arrived_at)
+    def _accept(self, spec: SequenceSpec, arrived_at: float) -> None:
+        replaced = self._telemetry.accept(spec, arrived_at)
         if replaced is not None and replaced.spec.owner != spec.owner:
             # Its batcher would wait for frames, and count it among its tasks here.
             end = replaced.cancelled()
@@ -381,18 +378,18 @@ def _join(thread: Thread) -> None:
 
 def _checked(
     batch: worker_pb2.Batch, traceparent: str
-) -> tuple[worker_pb2.Batch, list[Admitted], list[worker_pb2.Refusal], float]:
+) -> tuple[worker_pb2.Batch, list[SequenceSpec], list[worker_pb2.Refusal], float]:
     """Return the arguments of `Worker._admit` for a batch that arrives now."""
     if not batch.batcher or not batch.tasks:
         raise MalformedMessage("Batch needs batcher and tasks")
     now = time.monotonic()
-    sequences: list[Admitted] = []
+    sequences: list[SequenceSpec] = []
     refused: list[worker_pb2.Refusal] = []
     for task in batch.tasks:
         try:
-            parents = Parents(task.traceparent or traceparent, task.origin)
-            spec = messages.sequence_spec(task, batch.batcher, now, batch.batch_id, parents.batch)
-            sequences.append((spec, parents))
+            parent = task.traceparent or traceparent
+            spec = messages.sequence_spec(task, batch.batcher, now, batch.batch_id, parent)
+            sequences.append(spec)
         except SluiceError as error:
             refused.append(messages.refusal(task.task.request_id, error))
     return batch, sequences, refused, now

@@ -144,7 +144,6 @@ def batch_message(
             attempt=request.attempt,
             traceparent=traceparent,
             timeout_ms=max(1, math.ceil(left_ms)) if left_ms < TIMEOUT_MS_MAX else 0,
-            origin=request.headers.get("traceparent", ""),
             cache_tokens=request.cache_tokens,
         )
     return message

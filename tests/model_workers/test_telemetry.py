@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -5,7 +7,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from model_workers.engine.protocol import SequenceEnd, SequenceStep
-from model_workers.telemetry import Parents, SequenceTelemetry
+from model_workers.telemetry import SequenceTelemetry
 from sluice.telemetry import names
 from tests.support.sequences import sequence_spec
 
@@ -37,7 +39,8 @@ def lasted_s(span: ReadableSpan) -> float:
 def test_times_and_spans_of_a_row(
     telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(sequence_spec("r", [1, 2], produced=[3]), Parents(PARENT), now=10.0)
+    spec = replace(sequence_spec("r", [1, 2], produced=[3]), traceparent=PARENT)
+    telemetry.accept(spec, now=10.0)
     assert telemetry.add_step(step(5), 10.5) is None
     assert telemetry.add_step(step(6), 10.6) is None
     timings = telemetry.add_step(step(7, end=SequenceEnd.STOP), 12.0)
@@ -64,7 +67,7 @@ def test_times_and_spans_of_a_row(
 def test_a_row_without_a_token_has_prefill_only(
     telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(sequence_spec("r", [1]), Parents(PARENT), now=1.0)
+    telemetry.accept(sequence_spec("r", [1]), now=1.0)
     timings = telemetry.add_step(step(end=SequenceEnd.DEADLINE), 3.0)
     assert timings is not None
     assert (timings.prefill_ms, timings.decode_ms) == (2000.0, 0.0)
@@ -74,7 +77,7 @@ def test_a_row_without_a_token_has_prefill_only(
 def test_a_failed_row_is_an_error(
     telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(sequence_spec("r", [1]), Parents(PARENT), now=1.0)
+    telemetry.accept(sequence_spec("r", [1]), now=1.0)
     telemetry.add_step(step(4), 2.0)
     telemetry.add_step(step(end=SequenceEnd.FAILED), 3.0)
     prefill, decode = exporter.get_finished_spans()
@@ -85,11 +88,9 @@ def test_a_failed_row_is_an_error(
 def test_a_replaced_row_is_closed_and_the_new_one_is_timed_anew(
     telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(sequence_spec("r", [1], attempt=0), Parents(PARENT), now=1.0)
+    telemetry.accept(sequence_spec("r", [1], attempt=0), now=1.0)
     telemetry.add_step(step(4), 2.0)
-    telemetry.accept(
-        sequence_spec("r", [1], attempt=1, owner="batcher-2"), Parents(PARENT), now=5.0
-    )
+    telemetry.accept(sequence_spec("r", [1], attempt=1, owner="batcher-2"), now=5.0)
     ended = exporter.get_finished_spans()[-1]
     assert ended.attributes is not None
     assert ended.attributes[names.GEN_AI_FINISH_REASONS] == ("replaced",)

@@ -14,7 +14,7 @@ arrays of the next larger size, and padding rows write into a block of the cache
 
 In a graph every token is a row that sees the keys up to its position: keys and values of all tokens are written before
 attention reads them, so that the tokens of one chunk can share a step. That is how drafted tokens are verified in the
-graphs of decoding. A step with prompts is split: its short chunks go through a graph, the long ones follow without one.
+graphs of decoding. A step with a part of a prompt, whose kernels are long, runs without a graph.
 """
 
 import logging
@@ -22,7 +22,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -194,12 +193,6 @@ class FlashAttention:
         """Begin a step; see `Attention.begin`."""
         return self.use(self.upload(lay_out(chunks, self.cache.block_tokens)))
 
-    def select(self, rows: Tensor, places: Sequence[int]) -> Tensor:
-        """Return the `places` of `rows`, in that order."""
-        if not places:
-            return rows[:0]
-        return rows.index_select(0, on_device(np.array(places), self.cache.device))
-
     def use(self, layout: FlashLayout) -> ModelInputs:
         """Begin a step whose arrays are on the device already."""
         self._layout = layout
@@ -290,42 +283,23 @@ class DecodeGraphs:
 
     def run(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """Return the logits of a step, in the order of the chunks."""
-        short = self._short(chunks)
-        if not short:
-            return self._eager(chunks)
-        if len(short) == len(chunks):
-            return self._replayed(chunks)
-        order = sorted(range(len(chunks)), key=lambda place: place not in short)
-        captured = [chunks[place] for place in order[: len(short)]]
-        long_chunks = [chunks[place] for place in order[len(short) :]]
-        logits = torch.cat((self._replayed(captured), self._eager(long_chunks)))
-        return self._attention.select(logits, _places_of_logits(chunks, order))
-
-    def _short(self, chunks: Sequence[SequenceChunk]) -> set[int]:
-        """Return the indices of the chunks that a graph computes, the shortest first."""
-        room = self._sizes[-1] if self._sizes else 0
-        short: set[int] = set()
-        for place in sorted(range(len(chunks)), key=lambda place: len(chunks[place].tokens)):
-            room -= len(chunks[place].tokens)
-            if room < 0 or len(chunks[place].tokens) > SHORT_TOKENS:
-                break
-            short.add(place)
-        return short
-
-    def _eager(self, chunks: Sequence[SequenceChunk]) -> Tensor:
+        tokens = sum(len(chunk.tokens) for chunk in chunks)
+        longest = max(len(chunk.tokens) for chunk in chunks)
+        if longest <= SHORT_TOKENS and self._sizes and tokens <= self._sizes[-1]:
+            return self._replayed(chunks, tokens)
         return self._compute(self._attention.begin(chunks))
 
-    def _replayed(self, chunks: Sequence[SequenceChunk]) -> Tensor:
-        tokens = sum(len(chunk.tokens) for chunk in chunks)
+    def _replayed(self, chunks: Sequence[SequenceChunk], tokens: int) -> Tensor:
         captured = self._captured[self._sizes[bisect_left(self._sizes, tokens)]]
         step = self._attention.upload(self._laid_out(chunks, captured.layout.rows))
         captured.layout.wide.copy_(step.wide, non_blocking=True)
         captured.layout.narrow.copy_(step.narrow, non_blocking=True)
         captured.replay()
-        wanted = _wanted(chunks)
-        if len(wanted) == tokens:
-            return captured.logits[:tokens]
-        return self._attention.select(captured.logits, wanted)
+        logits_count = sum(chunk.logits for chunk in chunks)
+        if logits_count in (0, tokens):
+            return captured.logits[:logits_count]
+        wanted = pack(chunks, self._attention.cache.block_tokens).wanted
+        return captured.logits.index_select(0, on_device(wanted, captured.logits.device))
 
     def _laid_out(self, chunks: Sequence[SequenceChunk], size: int) -> FlashLayout:
         cache = self._attention.cache
@@ -335,24 +309,6 @@ class DecodeGraphs:
         layout = self._attention.upload(self._laid_out((), size))
         replay, logits = self._capture(lambda: self._compute(self._attention.use(layout)))
         return CapturedStep(layout, replay, logits)
-
-
-def _wanted(chunks: Sequence[SequenceChunk]) -> list[int]:
-    """Return the positions, among all tokens in order, whose logits are wanted."""
-    ends = accumulate(len(chunk.tokens) for chunk in chunks)
-    pairs = zip(ends, chunks, strict=True)
-    return [place for end, chunk in pairs for place in range(end - chunk.logits, end)]
-
-
-def _places_of_logits(chunks: Sequence[SequenceChunk], order: Sequence[int]) -> list[int]:
-    """Return the indices of the logits of `chunks` if they were computed in `order`."""
-    ends = accumulate(chunks[place].logits for place in order)
-    end_of = dict(zip(order, ends, strict=True))
-    return [
-        place
-        for i, chunk in enumerate(chunks)
-        for place in range(end_of[i] - chunk.logits, end_of[i])
-    ]
 
 
 class CudaCapture:

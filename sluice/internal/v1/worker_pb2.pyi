@@ -194,7 +194,6 @@ class BatchedTask(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
-    ORIGIN_FIELD_NUMBER: _builtins.int
     CACHE_TOKENS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """Copied into every frame of the task."""
@@ -204,8 +203,6 @@ class BatchedTask(_message.Message):
     """Time until the deadline in milliseconds, counted from the arrival at the worker, because clocks may differ; 0: no
     deadline.
     """
-    origin: _builtins.str
-    """W3C traceparent of the sender of the task, the parent of the engine's spans if the batcher is lost; may be empty."""
     cache_tokens: _builtins.int
     """KV cache that the task is expected to occupy when it ends, in tokens; counted against StepReport.token_grants."""
     @_builtins.property
@@ -219,12 +216,11 @@ class BatchedTask(_message.Message):
         attempt: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
-        origin: _builtins.str = ...,
         cache_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_tokens", b"cache_tokens", "origin", b"origin", "task", b"task", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_tokens", b"cache_tokens", "task", b"task", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
