@@ -1,7 +1,4 @@
-"""Read traces from Jaeger's query API, the JSON that its user interface reads (`/api/traces`).
-
-Every request is bounded: the time of each wait, the bytes of an answer.
-"""
+"""Read traces from Jaeger's query API, the JSON that its user interface reads (`/api/traces`)."""
 
 import json
 import re
@@ -14,15 +11,13 @@ from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 from cli.failure import CommandFailed
 from cli.trace_rules import TraceSpan
 
 WAIT_S: Final = 10.0
 """How long Jaeger may take to accept a connection, and to send more of its answer, in seconds."""
-BYTES_MAX: Final = 256 * 1024 * 1024
-"""The largest answer that is read, bytes: a trace of a job may have many thousand spans."""
 _HEX: Final = re.compile(r"[0-9a-f]{1,32}")
 
 
@@ -65,62 +60,33 @@ class Jaeger:
             "start": int((end - lookback_s) * 1e6),
             "end": int(end * 1e6),
         }
-        answer = self._get(f"/api/traces?{urlencode(asked)}")
-        return self._traces(answer or {})
+        return self._read(f"?{urlencode(asked)}")
 
     def get(self, trace_id: str) -> JaegerTrace | None:
         """Return one trace, or None if Jaeger does not have it; raises as `find`."""
-        answer = self._get(f"/api/traces/{trace_id}")
-        traces = [] if answer is None else self._traces(answer)
-        return traces[0] if traces else None
+        return next(iter(self._read(f"/{trace_id}")), None)
 
-    def _get(self, path: str) -> dict[str, Any] | None:
-        """Return the JSON object at `path`; None: not found."""
+    def _read(self, asked: str) -> list[JaegerTrace]:
+        """Return the traces that are asked for, none where they are not found."""
         try:
-            status, body = self._fetch(path)
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-            message = (
-                f"{self._url} does not answer: {reason}; start Jaeger, or name it with --jaeger"
-            )
-            raise CommandFailed("UNREACHABLE", message) from error
-        if len(body) > BYTES_MAX:
-            message = (
-                f"the answer has more than {BYTES_MAX} bytes; ask for fewer traces with --limit"
-            )
-            raise CommandFailed("TOO_LARGE", message)
-        answer = None
-        with suppress(ValueError):
-            answer = json.loads(body)
-        if not isinstance(answer, dict) or "data" not in answer:
-            raise CommandFailed(
-                "NOT_JAEGER",
-                f"{self._url} answers HTTP {status} without Jaeger's JSON: name the query service with --jaeger"
-                " (port 16686), and its base path if it has one",
-            )
-        if status == HTTPStatus.OK:
-            return answer
-        if status == HTTPStatus.NOT_FOUND:
-            return None
-        errors = "; ".join(str(error.get("msg")) for error in answer.get("errors") or ())
-        raise CommandFailed("JAEGER", f"{self._url} refuses: HTTP {status} {errors}".rstrip())
-
-    def _fetch(self, path: str) -> tuple[int, bytes]:
-        """Return status and body of an answer, of an error too."""
-        request = Request(self._url + path, headers={"Accept": "application/json"})
-        try:
-            with urlopen(request, timeout=WAIT_S) as response:
-                return response.status, response.read(BYTES_MAX + 1)
+            with urlopen(f"{self._url}/api/traces{asked}", timeout=WAIT_S) as response:
+                return [_trace(trace) for trace in json.load(response)["data"] or ()]
         except HTTPError as error:
-            with error:
-                return error.code, error.read(BYTES_MAX + 1)
-
-    def _traces(self, answer: Mapping[str, Any]) -> list[JaegerTrace]:
-        try:
-            return [_trace(trace) for trace in answer.get("data") or ()]
+            is_json = error.headers.get_content_type() == "application/json"
+            if is_json and error.code == HTTPStatus.NOT_FOUND:
+                return []
+            reason, says = "NOT_JAEGER", f"HTTP {error.code}"
+            if is_json:
+                reason, says = "JAEGER", f"{says} {error.read().decode(errors='replace')}"
+        except (OSError, HTTPException) as error:
+            reason, says = "UNREACHABLE", str(error) or type(error).__name__
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            message = f"a trace of {self._url} cannot be read: {type(error).__name__} {error}"
-            raise CommandFailed("NOT_JAEGER", message) from error
+            reason, says = "NOT_JAEGER", f"{type(error).__name__} {error}"
+        raise CommandFailed(
+            reason,
+            f"{self._url} does not answer as Jaeger: {says}; name the query service with --jaeger (port 16686), and "
+            "its base path if it has one",
+        )
 
 
 def _trace(trace: Mapping[str, Any]) -> JaegerTrace:

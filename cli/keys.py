@@ -7,9 +7,9 @@ makes it.
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,6 +25,8 @@ from sluice.wire.clock import unix_ms
 from sluice.wire.subjects import is_token
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
+
     from sluice.settings import Settings
     from sluice.wire.bucket import Bucket
 
@@ -36,48 +38,29 @@ keys = Commands("Make, list, replace and revoke API keys.")
 KeyId = Annotated[str, Argument(help="As `sluice keys list` shows it.", metavar="ID")]
 
 
+@dataclass(frozen=True)
 class Keys:
-    """The keys of a mesh, as JetStream keeps them.
+    """The keys of a mesh, as JetStream keeps them."""
 
-    Args:
-        run: waits for what asks JetStream.
-        refresh: makes gateways read the keys; gives those that do not answer.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[Coroutine[Any, Any, Any]], Any],
-        bucket: "Bucket",
-        refresh: Callable[[], Coroutine[Any, Any, list[str]]],
-    ) -> None:
-        self._run = run
-        self._bucket = bucket
-        self._refresh = refresh
-
-    def all(self) -> list[tuple[str, ApiKeyRecord]]:
-        """Return all keys by id, the oldest first."""
-
-        async def read() -> list[tuple[str, ApiKeyRecord]]:
-            return [one async for one in self._bucket.read_all(ApiKeyRecord)]
-
-        found: list[tuple[str, ApiKeyRecord]] = self._run(read())
-        return sorted(found, key=lambda one: one[1].create_unix_ms)
+    runner: asyncio.Runner
+    client: "Client"
+    bucket: "Bucket"
 
     def get(self, key_id: str) -> tuple[ApiKeyRecord, int]:
-        """Return the key and its revision, which `put` takes."""
-        stored = self._run(self._bucket.read(key_id, ApiKeyRecord)) if is_token(key_id) else None
-        if stored is None:
-            raise CommandFailed("KEY_UNKNOWN", f"there is no key {key_id!r}; see: sluice keys list")
-        record, revision = stored
-        return record, revision
+        """Return the key and its revision, which `store` takes."""
+        if is_token(key_id) and (stored := self.runner.run(self.bucket.read(key_id, ApiKeyRecord))):
+            return stored
+        raise CommandFailed("KEY_UNKNOWN", f"there is no key {key_id!r}; see: sluice keys list")
 
     def store(self, *changes: tuple[str, ApiKeyRecord, int]) -> None:
         """Store keys, each in place of its revision (0: a new one), and wait until every gateway knows them."""
+        from sluice.wire.key_changes import refresh_keys
+
         for key_id, record, revision in changes:
-            if self._run(self._bucket.write(key_id, record, revision)) is None:
+            if self.runner.run(self.bucket.write(key_id, record, revision)) is None:
                 message = f"{key_id} was changed at the same time; try again"
                 raise CommandFailed("KEY_CHANGED", message)
-        for gateway in self._run(self._refresh()):
+        for gateway in self.runner.run(refresh_keys(self.client)):
             output.note(
                 f"gateway {gateway} did not respond; it takes the change within a second of its next "
                 "contact with NATS"
@@ -92,7 +75,6 @@ def _keys(
     from sluice.wire import jetstream
     from sluice.wire.bucket import Bucket
     from sluice.wire.connection import connect, disconnect
-    from sluice.wire.key_changes import refresh_keys
     from sluice.wire.permissions import OPERATOR
 
     settings = _settings_of(config, state_dir)
@@ -104,7 +86,7 @@ def _keys(
         try:
             bucket = Bucket(jetstream.API_KEYS, settings.nats.replicas)
             runner.run(bucket.start(client))
-            yield Keys(runner.run, bucket, partial(refresh_keys, client))
+            yield Keys(runner, client, bucket)
         finally:
             runner.run(disconnect(client))
 
@@ -155,10 +137,13 @@ def list_(
     mine: OfMesh,
 ) -> None:
     """List API keys with tenant, roles and expiry."""
-    keys_shown = [_described(*one) for one in mine.all() if tenant in (None, one[1].tenant)]
-    columns = ("id", "tenant", "roles", "name", "created", "state")
-    rows = ([one[column] for column in columns] for one in keys_shown)
-    output.show({"keys": keys_shown}, lambda: output.write_table(columns, rows))
+
+    async def read() -> list[tuple[str, ApiKeyRecord]]:
+        return [one async for one in mine.bucket.read_all(ApiKeyRecord)]
+
+    found = sorted(mine.runner.run(read()), key=lambda one: one[1].create_unix_ms)
+    keys_shown = [_described(*one) for one in found if tenant in (None, one[1].tenant)]
+    output.show({"keys": keys_shown}, lambda: output.write_records(keys_shown))
 
 
 @keys.command()

@@ -9,9 +9,8 @@
 4. The root says what one searches by: request, tenant, class, model, and finish reason or error.
 5. An answer has a span of the model that gave it, and below it task, queue, batch, prefill and decode.
 6. An answer that was recovered says so on its root: a worker was lost that had given tokens of it.
-7. The critical path of an answer leads through its decode, where that took time (of one token it takes none).
-8. A process that is killed takes along the spans that it has not sent. So the trace of an answer that was recovered
-   may lack spans of rules 1, 2, 5 and 7: it is incomplete, not faulty.
+7. A process that is killed takes along the spans that it has not sent. So the trace of an answer that was recovered
+   may lack spans of rules 1, 2 and 5: it is incomplete, not faulty.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -77,13 +76,20 @@ def faults(
     Args:
         spans: all spans of the trace.
         known: every (trace, span) there is; None: links are not checked.
-        incomplete: whether spans may be missing, as rule 8 says.
+        incomplete: whether spans may be missing, as rule 7 says.
     """
-    tops = [root for root in _roots(spans) if not (is_root(root) or _is_triton(root))]
+    ids = {span.span_id for span in spans}
+    tops = [
+        span
+        for span in spans
+        if span.parent_id not in ids and not (is_root(span) or _is_triton(span))
+    ]
     if not spans or (tops and not incomplete):
         return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
-    problems = [] if known is None or incomplete else list(_lost_links(spans, known))
-    problems += _clock_faults(spans)
+    problems = list(_clock_faults(spans))
+    if known is not None and not incomplete:
+        lost = (span for span in spans for link in span.links if link not in known)
+        problems += [f"{span.label}: a link leads nowhere" for span in lost]
     for call in filter(_is_generate, spans):
         below = [call, *_below(call, spans)]
         problems += _root_faults(call, below)
@@ -118,19 +124,6 @@ def _is_triton(span: TraceSpan) -> bool:
     return span.service == names.SERVICE_TRITON
 
 
-def _roots(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
-    spans = list(spans)
-    ids = {span.span_id for span in spans}
-    return [span for span in spans if span.parent_id not in ids]
-
-
-def _lost_links(spans: Iterable[TraceSpan], known: Collection[tuple[str, str]]) -> Iterator[str]:
-    for span in spans:
-        for link in span.links:
-            if link not in known:
-                yield f"{span.label}: a link leads nowhere"
-
-
 def _clock_faults(spans: Sequence[TraceSpan]) -> Iterator[str]:
     by_id = {span.span_id: span for span in spans}
     for span in spans:
@@ -138,17 +131,13 @@ def _clock_faults(spans: Sequence[TraceSpan]) -> Iterator[str]:
         if parent is None or _is_cancelled(span) or _is_cancelled(parent):
             continue
         longer = span.end_ns - span.start_ns >= parent.end_ns - parent.start_ns
+        may_go_on = span.name == names.SPAN_SHADOW or _is_triton(span)
         if span.start_ns < parent.start_ns - SLACK_NS:
             early_ms = (parent.start_ns - span.start_ns) / 1e6
             yield f"{span.label} begins {early_ms:.1f} ms before {parent.label}"
-        elif span.end_ns > parent.end_ns + SLACK_NS and not longer and not _goes_on(span):
+        elif span.end_ns > parent.end_ns + SLACK_NS and not (longer or may_go_on):
             late_ms = (span.end_ns - parent.end_ns) / 1e6
             yield f"{span.label} ends {late_ms:.1f} ms after {parent.label}"
-
-
-def _goes_on(span: TraceSpan) -> bool:
-    """Return whether the span may end after its parent."""
-    return span.name == names.SPAN_SHADOW or _is_triton(span)
 
 
 def _is_cancelled(span: TraceSpan) -> bool:
@@ -193,13 +182,6 @@ def _answer_faults(root: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[str]
     for name in _OF_ANSWERS:
         if all(span.name != name for span in below):
             yield f"the answer has no {name}"
-    decodes = (span for span in below if span.name == names.SPAN_DECODE)
-    if not any(span.end_ns - span.start_ns > SLACK_NS for span in decodes):
-        return
-    path = [span.name for span in critical_path(root, spans)]
-    cut = {"stop_sequence", "content_filter"} & set(_reasons(root))
-    if names.SPAN_DECODE not in path and not cut:
-        yield f"the critical path does not lead through decode: {' > '.join(path)}"
 
 
 def _below(span: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
@@ -207,18 +189,3 @@ def _below(span: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
         if child.parent_id == span.span_id:
             yield child
             yield from _below(child, spans)
-
-
-def critical_path(root: TraceSpan, spans: Sequence[TraceSpan]) -> list[TraceSpan]:
-    """Return the spans that took the time of `root`, the last first, as Jaeger finds them."""
-    path = [root]
-    until = root.end_ns
-    children = [span for span in spans if span.parent_id == root.span_id]
-    while True:
-        before = [span for span in children if span.start_ns < until]
-        if not before:
-            return path
-        last = max(before, key=lambda span: min(span.end_ns, until))
-        path += critical_path(last, spans)
-        children.remove(last)
-        until = last.start_ns

@@ -1,8 +1,7 @@
 """`sluice traces`: whether the traces that a Jaeger has of the mesh are whole."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from typer import Argument, BadParameter, Option
@@ -24,35 +23,6 @@ traces = Commands("Check the traces of the mesh.")
 @traces.callback()
 def _group() -> None:
     """Keep `check` a command of its own: Typer makes the only command of a group the group itself."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What is wrong with a trace.
-
-    Attributes:
-        lost_with: kinds of processes that were lost, with spans of the trace; empty if none are missing.
-    """
-
-    trace_id: str
-    spans: int
-    faults: Sequence[str]
-    lost_with: Sequence[str]
-
-    @property
-    def word(self) -> str:
-        """The verdict in a word."""
-        if self.faults:
-            return "faulty"
-        return "incomplete" if self.lost_with else "whole"
-
-    def lines(self) -> Iterator[str]:
-        """Yield what is wrong; nothing of a whole trace."""
-        if self.word != "whole":
-            yield f"{self.trace_id}  {self.word}"
-        if self.lost_with:
-            yield f"  spans may be missing: lost with a {', '.join(self.lost_with)}"
-        yield from (f"  {fault}" for fault in self.faults)
 
 
 @traces.command()
@@ -80,8 +50,8 @@ def check(
     else:
         checked = source.find(names.SERVICE_GATEWAY, limit, lookback, settle)
     known, hops = _known(source, checked), HOPS + (names.SERVICE_TRITON,) * triton
-    verdicts = [Verdict(one, 0, ["Jaeger has no trace of this id"], ()) for one in missing]
-    _show([*verdicts, *(_verdict(trace, known, hops) for trace in checked)])
+    verdicts = [_verdict(one, 0, ["Jaeger has no trace of this id"], []) for one in missing]
+    _show([*verdicts, *(_judge(trace, known, hops) for trace in checked)])
 
 
 def _id_of(text: str) -> str:
@@ -105,9 +75,9 @@ def _known(source: Jaeger, found: Sequence[JaegerTrace]) -> set[tuple[str, str]]
     return spans | {link for link in links if link[0] in others[LINKED_MAX:]}
 
 
-def _verdict(
+def _judge(
     trace: JaegerTrace, known: Collection[tuple[str, str]], hops: Sequence[str]
-) -> Verdict:
+) -> dict[str, Any]:
     """Return the verdict on a trace; one in which a row was answered has spans of all `hops`."""
     wrong = faults(trace.spans, known)
     if not any(map(is_root, trace.spans)):
@@ -119,25 +89,35 @@ def _verdict(
     lost_with = sorted(lost_processes(trace.spans)) if wrong else []
     if lost_with:
         wrong = faults(trace.spans, known, incomplete=True)
-    return Verdict(trace.trace_id, len(trace.spans), wrong, lost_with)
+    return _verdict(trace.trace_id, len(trace.spans), wrong, lost_with)
 
 
-def _show(verdicts: Sequence[Verdict]) -> None:
-    counts = Counter(verdict.word for verdict in verdicts)
-    sums = {word: counts[word] for word in ("whole", "incomplete", "faulty")}
-    described: dict[str, Any] = {
-        "traces": [
-            {
-                "trace_id": verdict.trace_id,
-                "verdict": verdict.word,
-                "spans": verdict.spans,
-                "faults": list(verdict.faults),
-                "incomplete_from": list(verdict.lost_with),
-            }
-            for verdict in verdicts
-        ],
-        **sums,
+def _verdict(
+    trace_id: str, spans: int, wrong: Sequence[str], lost_with: Sequence[str]
+) -> dict[str, Any]:
+    """Return what is wrong with a trace; `lost_with`: the processes that were lost with spans of it."""
+    word = "incomplete" if lost_with else "whole"
+    return {
+        "trace_id": trace_id,
+        "verdict": "faulty" if wrong else word,
+        "spans": spans,
+        "faults": wrong,
+        "incomplete_from": lost_with,
     }
+
+
+def _lines(verdict: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong; nothing of a whole trace."""
+    if verdict["verdict"] != "whole":
+        yield f"{verdict['trace_id']}  {verdict['verdict']}"
+    if verdict["incomplete_from"]:
+        yield f"  spans may be missing: lost with a {', '.join(verdict['incomplete_from'])}"
+    yield from (f"  {fault}" for fault in verdict["faults"])
+
+
+def _show(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    counts = Counter(verdict["verdict"] for verdict in verdicts)
+    sums = {word: counts[word] for word in ("whole", "incomplete", "faulty")}
     failed = None
     if not verdicts:
         failed = (
@@ -147,6 +127,6 @@ def _show(verdicts: Sequence[Verdict]) -> None:
         )
     elif sums["whole"] < len(verdicts):
         failed = ("NOT_WHOLE", f"{len(verdicts) - sums['whole']} of {len(verdicts)} not whole")
-    lines = [line for verdict in verdicts for line in verdict.lines()]
+    lines = [line for verdict in verdicts for line in _lines(verdict)]
     lines.append(", ".join(f"{count} {word}" for word, count in sums.items()))
-    output.show(described, "\n".join(lines), failed)
+    output.show({"traces": verdicts, **sums}, "\n".join(lines), failed)

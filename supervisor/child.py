@@ -1,10 +1,9 @@
-"""One run of one program: started so that it cannot outlive the supervisor, and awaited without polling.
+"""One run of one program, awaited without polling.
 
 Rules:
 - Each child leads a session and process group of its own: a terminal's Ctrl-C reaches the supervisor alone, which then
   stops its children in order.
-- Each child dies with the thread that started it (parent-death signal, see `orphans`). So children are started on the
-  event loop's thread, never in a pool.
+- What is left of children when the supervisor ends is killed by `orphans`.
 - The group is killed while its dead leader is not reaped yet: until then no other process can have that number.
 """
 
@@ -22,8 +21,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
-
-from supervisor.orphans import dying_with_us
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +169,7 @@ def _end_all(pids: Collection[int], bound_s: float) -> None:
 
 def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        dying_with_us(spec.argv),
+        spec.argv,
         env=dict(spec.env),
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
 from contextlib import chdir, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,15 +20,11 @@ from supervisor.control_socket import ask
 from supervisor.plan import changed, shm_prefix
 from supervisor.reload import RELOAD_S, Reloaded
 from supervisor.serve import settings_of
-from supervisor.state import NOTHING, MeshState, StateDir
+from supervisor.state import MeshState, StateDir
 from supervisor.triton import remove_shared_memory
 
 STOP_MARGIN_S: Final = 5.0
 """What a supervisor may take to stop, on top of the bounds of its processes, seconds."""
-WAIT_TOLD_S: Final = 1.0
-"""How long a stop is silent about what it waits for, seconds."""
-OnWait = Callable[[Sequence[str], float], None]
-"""Takes the names of the processes that a stop waits for, and how long it still may, seconds."""
 _KILLED_BOUND_S: Final = 10.0
 _TAKEN: Final = frozenset[str]().union(*TAKEN_WHILE_RUNNING.values())
 _FIXED: Final = [name for name in Settings.model_fields if name not in _TAKEN]
@@ -52,10 +47,8 @@ class Stopped:
     seconds: float
 
 
-def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -> Stopped:
+def stop_mesh(state: StateDir) -> Stopped:
     """End the supervisor of `state` and everything it started; return when nothing is left.
-
-    `on_wait` is told each time that other processes are waited for.
 
     Raises:
         SetupError: a process does not end, or the supervisor belongs to another user.
@@ -69,10 +62,11 @@ def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -
             )
         pid = seen.pid
         try:
-            killed = _end_supervisor(state, seen, on_wait)
+            killed = _end_supervisor(seen)
         except psutil.AccessDenied:
             raise SetupError(f"the supervisor (pid {pid}) belongs to another user") from None
-    for process in (state.read() or seen or NOTHING).processes:
+    last = state.read() or seen
+    for process in last.processes if last else ():
         if process.pid is not None and process.alive:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -83,38 +77,18 @@ def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -
     return Stopped(pid, killed, leftovers, time.monotonic() - begun)
 
 
-def _end_supervisor(state: StateDir, seen: MeshState, on_wait: OnWait) -> bool:
+def _end_supervisor(seen: MeshState) -> bool:
     """Send SIGTERM, then SIGKILL, which takes its processes down; return whether SIGKILL was needed."""
     try:
         supervisor = psutil.Process(seen.pid)
         supervisor.terminate()
-        if await_end(seen.pid, seen.stop_s + STOP_MARGIN_S, state, on_wait):
+        if has_ended(seen.pid, seen.stop_s + STOP_MARGIN_S):
             return False
         supervisor.kill()
         _expect_end(seen.pid, "the supervisor")
         return True
     except psutil.NoSuchProcess:
         return False
-
-
-def await_end(
-    pid: int,
-    bound_s: float,
-    state: StateDir,
-    on_wait: OnWait,
-    silent_s: float = WAIT_TOLD_S,
-) -> bool:
-    """Wait for the end of the supervisor; report which of its processes it waits for after `silent_s`."""
-    until, reported = time.monotonic() + bound_s, tuple[str, ...]()
-    while (left_s := until - time.monotonic()) > 0:
-        if has_ended(pid, min(silent_s, left_s)):
-            return True
-        mesh = state.read() or NOTHING
-        names = tuple(process.name for process in mesh.processes if process.pid is not None)
-        if names and names != reported:
-            on_wait(names, until - time.monotonic())
-            reported = names
-    return False
 
 
 def _expect_end(pid: int, name: str) -> None:

@@ -6,15 +6,14 @@ A mesh is nats-server, a tritonserver for each worker, batcher, gateway and jobs
 reads as the start order, and backwards as the order of the stop: the gateway drains while its servers still run.
 """
 
-import asyncio
 import logging
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from model_workers.deploy import render_repository, render_workers
 from sluice.errors import SetupError
@@ -36,23 +35,15 @@ from supervisor.plan import (
 )
 from supervisor.ports import Ports
 from supervisor.reload import Reload, start_workers
-from supervisor.specs import (
-    nats_spec,
-    server_spec,
-    triton_spec,
-)
+from supervisor.specs import nats_spec, server_spec, triton_spec
 from supervisor.state import DEFAULTS, MeshState, Origin, StateDir, write_atomically
 from supervisor.supervisor import Supervisor
 from supervisor.triton import wait_for_triton
-
-_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 """Takes one step of the start of a mesh, in words."""
-TOLD_S: Final = 5.0
-"""How often a wait is told, in seconds."""
 GATEWAY_START_S: Final = 60.0
 """What batcher and gateway may take on top of NATS and Triton, seconds."""
 
@@ -89,10 +80,8 @@ class Mesh:
     @property
     def http(self) -> str | None:
         """Where clients call OpenAI's API, in the same order; None: nowhere."""
-        return (
-            ",".join(reachable(gateway.http) for gateway in self._plan.gateways if gateway.http)
-            or None
-        )
+        served = [reachable(gateway.http) for gateway in self._plan.gateways if gateway.http]
+        return ",".join(served) or None
 
     @property
     def nats_url(self) -> str:
@@ -107,10 +96,6 @@ class Mesh:
             return self._plan.authority.ca
         serving = self.settings.tls.serving
         return None if serving is None else serving / AUTHORITIES
-
-    @property
-    def _tls(self) -> Path | None:
-        return self.settings.tls.mesh
 
     def worker_address(self, model: str) -> str:
         """Return host and port of the first worker of `model`."""
@@ -140,7 +125,8 @@ class Mesh:
         Raises:
             SetupError: a process ended, or a gateway was not ready in time.
         """
-        begun = time.monotonic()
+        begun, during_start = time.monotonic(), self.supervisor.during_start
+        tls, gateways = self.settings.tls.mesh, self.address.split(",")
         self._prepare_files()
         bound_s = self.settings.triton.start_s + GATEWAY_START_S
         models = [model.name for model in self.settings.models if model.server is None]
@@ -150,8 +136,7 @@ class Mesh:
             spec = nats_spec(self._plan.nats, self.state_dir)
             watcher = nats_watcher(self._plan.nats.store, self.state_dir.log(spec.name))
             self.supervisor.start(spec, watcher)
-            connected = wait_for_nats(self.nats_url, self.settings.nats.connect_s, self._tls)
-            await self._during_start(connected, spec.name)
+            await during_start(wait_for_nats(self.nats_url, self.settings.nats.connect_s, tls))
         self._on_progress(f"loading {', '.join(models)}")
         start_workers(self.supervisor, self._plan)
         for server in (self._plan.batcher, *self._plan.gateways, *self._plan.jobs):
@@ -159,16 +144,12 @@ class Mesh:
         servers = [(one.name, f"{LOOPBACK}:{one.port}") for one in self._plan.remotes]
         servers += [(one.name, one.address) for one in self._plan.jobs]
         for name, at in servers:
-            answering = wait_until_reachable(name, at, bound_s, self._tls)
-            await self._during_start(answering, name)
-        for gateway in self._plan.gateways:
-            address = reachable(gateway.address)
-            serving = wait_until_serving(address, models, bound_s, self._tls)
-            await self._during_start(serving, f"{gateway.name} with {', '.join(models)}")
+            await during_start(wait_until_reachable(name, at, bound_s, tls))
+        for address in gateways:
+            await during_start(wait_until_serving(address, models, bound_s, tls))
         for model in elsewhere:
-            address = reachable(self._plan.gateways[0].address)
             try:
-                await wait_until_serving(address, [model], REMOTE_S, self._tls)
+                await wait_until_serving(gateways[0], [model], REMOTE_S, tls)
             except SetupError:
                 logger.warning(
                     "model %s is not ready: its server does not respond (see the log of remote-%s)",
@@ -185,21 +166,6 @@ class Mesh:
         self._ready = False
         await self._reload.stop()
         await self.supervisor.stop()
-
-    async def _during_start(self, ready: Awaitable[_T], name: str) -> _T:
-        """Wait for `ready`, and report every `TOLD_S` seconds what is waited for, and for how long."""
-        begun = time.monotonic()
-
-        async def tell() -> None:
-            while True:
-                await asyncio.sleep(TOLD_S)
-                self._on_progress(f"waiting for {name} ({time.monotonic() - begun:.0f} s)")
-
-        telling = asyncio.ensure_future(tell())
-        try:
-            return await self.supervisor.during_start(ready)
-        finally:
-            telling.cancel()
 
     def _prepare_files(self) -> None:
         state = self.state_dir

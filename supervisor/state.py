@@ -132,8 +132,6 @@ class MeshState:
         return json.dumps(groups, indent=2) if groups else ""
 
 
-NOTHING: Final = MeshState(0, 0, False, 0.0, "", None, "", ())
-"""The state where no supervisor has written one."""
 _JSON: Final = TypeAdapter(MeshState)
 
 

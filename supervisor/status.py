@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -65,17 +65,15 @@ class MeshReport:
 
 async def report_of(directory: StateDir) -> MeshReport:
     """Asks everything at once; takes little more than `BOUND_S` at worst."""
-    state = directory.read()
-    locked = directory.is_locked()
+    state, locked = directory.read(), directory.is_locked()
     if state is None:
         starting, absent = "a supervisor is starting", "no mesh is running; start one: sluice up"
         return MeshReport(False, starting if locked else absent, str(directory.root))
-    answers = await _ask(state, directory) if locked else {}
-    gateways = (answer for answer in answers.values() if isinstance(answer, _Gateway))
-    gateway = next(gateways, _Gateway())
+    gateway = _Gateway()
+    answering = await _answering(state, directory, gateway) if locked else set[str]()
     if any(model.ready for model in gateway.models):
-        answers[BATCHER] = True
-    processes = tuple(_process_report(one, bool(answers.get(one.name))) for one in state.processes)
+        answering.add(BATCHER)
+    processes = tuple(_process_report(one, one.name in answering) for one in state.processes)
     problem = _problem(state, locked, processes, gateway.models)
     return MeshReport(
         ready=problem is None,
@@ -87,17 +85,23 @@ async def report_of(directory: StateDir) -> MeshReport:
         http=state.http,
         nats_url=shown(state.nats_url),
         processes=processes,
-        models=gateway.models,
-        routers=gateway.routers,
+        models=tuple(gateway.models),
+        routers=tuple(gateway.routers),
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Gateway:
     """What a gateway answers."""
 
-    models: tuple[Model, ...] = ()
-    routers: tuple[RouterHealth, ...] = ()
+    models: list[Model] = field(default_factory=list)
+    routers: list[RouterHealth] = field(default_factory=list)
+
+    async def ask(self, address: str, ca: str | None, key: str) -> None:
+        async with AsyncClient(address, RetryPolicy(start_tries=1), api_key=key, ca=ca) as client:
+            self.models, self.routers = await asyncio.gather(
+                client.list_models(timeout_s=BOUND_S), client.router_health(timeout_s=BOUND_S)
+            )
 
 
 def operator_certificate(directory: StateDir) -> Path | None:
@@ -108,8 +112,8 @@ def operator_certificate(directory: StateDir) -> Path | None:
         return None
 
 
-async def _ask(state: MeshState, directory: StateDir) -> dict[str, object]:
-    """Return the answers of the processes by name; None of one that does not answer, nothing of the batcher."""
+async def _answering(state: MeshState, directory: StateDir, gateway: _Gateway) -> set[str]:
+    """Return the names of the processes that answer, without the batcher; `gateway` takes what they say."""
     tls, key = operator_certificate(directory), directory.mesh_key()
     addresses, asked = iter(state.address.split(",")), dict[str, Awaitable[object]]()
     for process in state.processes:
@@ -121,31 +125,21 @@ async def _ask(state: MeshState, directory: StateDir) -> dict[str, object]:
             answering = asyncio.to_thread(port_answers, LOOPBACK, process.port or 0, BOUND_S)
             asked[process.name] = answering
         elif kind_of(process.name) == GATEWAY:
-            asked[process.name] = _ask_gateway(next(addresses), state.ca, key)
-    answers = await asyncio.gather(*map(_in_time, asked.values()))
-    return dict(zip(asked, answers, strict=True))
+            asked[process.name] = gateway.ask(next(addresses), state.ca, key)
+    answers = await asyncio.gather(*map(_answers, asked.values()))
+    return {name for name, answer in zip(asked, answers, strict=True) if answer}
 
 
-async def _ask_gateway(address: str, ca: str | None, key: str) -> _Gateway:
-    async with AsyncClient(address, RetryPolicy(start_tries=1), api_key=key, ca=ca) as client:
-        models, routers = await asyncio.gather(
-            client.list_models(timeout_s=BOUND_S), client.router_health(timeout_s=BOUND_S)
-        )
-    return _Gateway(tuple(models), tuple(routers))
-
-
-async def _in_time(answer: Awaitable[object]) -> object:
-    """Return what is answered, True where that is nothing; None without an answer."""
+async def _answers(asked: Awaitable[object]) -> bool:
+    """Return whether a process answers."""
     try:
-        answered = await answer
+        return await asked is not False
     except (TimeoutError, NatsUnreachable, SluiceError, SettingsError):
-        return None
-    return True if answered is None else answered
+        return False
 
 
 def _process_report(process: ProcessState, answers: bool) -> ProcessReport:
-    alive = process.alive
-    uptime_s = None
+    alive, uptime_s = process.alive, None
     if alive and process.started_unix_ms is not None:
         uptime_s = max(0.0, time.time() - process.started_unix_ms / 1000)
     return ProcessReport(
@@ -164,8 +158,8 @@ def _process_report(process: ProcessState, answers: bool) -> ProcessReport:
 def _problem(
     state: MeshState,
     locked: bool,
-    processes: tuple[ProcessReport, ...],
-    models: tuple[Model, ...],
+    processes: Sequence[ProcessReport],
+    models: Sequence[Model],
 ) -> str | None:
     if not locked:
         return (

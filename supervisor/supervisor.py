@@ -143,10 +143,7 @@ class SupervisedProcess:
 
 
 class Supervisor:
-    """Processes by name, in start order.
-
-    Every method belongs to the event loop's thread: children die with the thread that started them.
-    """
+    """Processes by name, in start order."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         """`on_change` is called after every change of any process; it must not block for long."""

@@ -2,7 +2,7 @@
 
 `sluice reload` asks with `ask_to_reload`. Every gateway and batcher hears the question; the one whose process and file
 it names answers when the configuration is in force or refused. Core NATS drops messages, so a question is asked again
-until it is answered, and has one reload. The log says the same, for people; no program reads it.
+until it is answered. The log says the same, for people; no program reads it.
 """
 
 import asyncio
@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN_S: Final = 1.0
 """After this time without an answer the question is sent again, seconds."""
 _PROBLEM_MAX: Final = 16_384
-_ANSWERS_MAX: Final = 16
-"""Answers that are kept for questions that come again."""
 
 
 @asynccontextmanager
@@ -94,8 +92,8 @@ class _Reloads:
         self._client = client
         self._turn = asyncio.Lock()
         self._reloads = BackgroundTasks()
-        self._answers: dict[str, ReloadAnswer | None] = {}
-        """By question; None while its reload waits or runs."""
+        self._questions: set[str] = set()
+        """Those whose reloads wait or run."""
 
     async def on_question(self, message: Msg) -> None:
         try:
@@ -107,11 +105,9 @@ class _Reloads:
             return
         if not subjects.is_token(question.id):
             logger.warning("ignored malformed reload request: its id cannot be part of a subject")
-        elif question.id not in self._answers:
-            self._answers[question.id] = None
+        elif question.id not in self._questions:
+            self._questions.add(question.id)
             self.ask(question.id)
-        elif (answer := self._answers[question.id]) is not None:
-            await self._answer(question.id, answer)
 
     def ask(self, question: str) -> None:
         """Reload, then reply to `question`; "" is only logged."""
@@ -123,14 +119,10 @@ class _Reloads:
     async def _run(self, question: str) -> None:
         async with self._turn:
             problem = await self._reload()
-        if question:
-            answer = ReloadAnswer(taken=problem is None, problem=(problem or "")[:_PROBLEM_MAX])
-            self._answers[question] = answer
-            await self._answer(question, answer)
-        while len(self._answers) > _ANSWERS_MAX:
-            del self._answers[next(iter(self._answers))]
-
-    async def _answer(self, question: str, answer: ReloadAnswer) -> None:
+        if not question:
+            return
+        self._questions.discard(question)
+        answer = ReloadAnswer(taken=problem is None, problem=(problem or "")[:_PROBLEM_MAX])
         try:
             await self._client.publish(subjects.reloaded(question), pack(answer))
         except NatsError as error:

@@ -66,6 +66,7 @@ class FakeJaeger:
                 errors = None if status == 200 else [{"code": status, "msg": "trace not found"}]
                 body = {"data": data, "total": 0, "limit": 0, "offset": 0, "errors": errors}
                 self.send_response(status)
+                self.send_header("Content-Type", "application/json")
                 self.end_headers()
                 self.wfile.write(json.dumps(body).encode())
 

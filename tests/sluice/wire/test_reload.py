@@ -119,12 +119,16 @@ async def test_a_question_that_comes_again_has_one_reload(
     config: Path, nats_client: Client
 ) -> None:
     applied = Applied()
+    applied.go_on = asyncio.Semaphore(0)
     question = ReloadQuestion(id="one", pid=os.getpid(), path=str(config))
     answers = await nats_client.subscribe(subjects.reloaded("one"))
     async with reloading(config, applied, nats_client), asyncio.timeout(LIMIT_S):
         for _ in range(3):
             await nats_client.publish(subjects.RELOAD, pack(question))
-            await answers.next_msg(LIMIT_S)
+        await nats_client.flush()
+        await asyncio.sleep(0.1)
+        applied.go_on.release()
+        await answers.next_msg(LIMIT_S)
 
     assert applied.begun.qsize() == 1
 
