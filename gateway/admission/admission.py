@@ -15,7 +15,8 @@ Which limit refused a request is in the metadata of the error; docs/operate/limi
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Final
@@ -30,6 +31,7 @@ from gateway.admission.tenant_limits import TenantLimits
 from gateway.admission.text_prompts import decode
 from gateway.admission.turns import LoopTurns, TextThreads
 from gateway.models.catalog import ServedModel
+from gateway.routing.budget import price_of
 from gateway.routing.features import Features
 from gateway.routing.router import Plan, RoutingState
 from gateway.safety.dry_run import move_labels
@@ -103,13 +105,34 @@ class Admission:
             context.policies = self.in_force.policies
             context.rules = context.policies.overload
             context.is_limited = context.policies.has_limits or bool(request.caller.key_id)
-            take_back = None
-            if context.is_limited:
-                take_back = self.limits.enter(request.caller)
-            context.reservation = self.limits.spending.reserve(request.tenant, 0.0)
-            context.reservation.take_back = take_back
-            with context.reservation:
+            if context.is_limited and (settle := self.limits.enter(request.caller)):
+                context.settles.append(settle)
+            self.limits.spending.reserve(request.tenant, context, 0.0)
+            with self.releasing(context):
                 await self._decide(context)
+
+    @contextmanager
+    def releasing(self, context: RequestContext) -> Iterator[None]:
+        """Release what a request has reserved if the block ends with an error."""
+        try:
+            yield
+        except BaseException as error:
+            self.release(context, refusal=error)
+            raise
+
+    def release(
+        self, context: RequestContext, used: int = 0, refusal: BaseException | None = None
+    ) -> None:
+        """End what a request has reserved of limits and budgets; a second call has no effect.
+
+        Args:
+            context: The request.
+            used: Tokens that it has used.
+            refusal: The error that ended it before a batcher had it.
+        """
+        if self.limits.spending.release(context.tenant, context):
+            for settle in context.settles:
+                settle(used, refusal)
 
     async def count(self, context: RequestContext) -> tuple[int, ServedModel]:
         """Return the tokens of a prompt, and the model whose tokenizer counted them: the named or the router's."""
@@ -167,12 +190,13 @@ class Admission:
         sent = [*context.prompts, *([context.second] if context.second else [])]
         for prompt in sent:
             tokens, answer_tokens = len(prompt.prompt_token_ids), prompt.sampling.max_tokens
-            cost += prompt.model.settings.cost(tokens, answer_tokens)
+            cost += price_of(prompt.model.settings, tokens, answer_tokens)
             total += tokens + answer_tokens
-        context.reservation.cost = cost
+        self.limits.spending.reserve(context.tenant, context, cost)
         if context.is_limited:
             model, payer = sent[0].model.name, context.request.caller
-            context.reservation.settle = self.limits.reserve(payer, model, total)
+            if settle := self.limits.reserve(payer, model, total):
+                context.settles.append(settle)
 
     # Inspection.
 
@@ -237,14 +261,15 @@ class Admission:
         """Set the plan of a request, and what the longest answer may cost in its reservation."""
         request, policies, log = context.request, context.policies, context.log
         log.step(names.SPAN_ROUTE)
-        context.reservation.cost = 0.0  # its own estimate must not spend the budget it asks for
+        # Its own estimate must not spend the budget it asks for.
+        self.limits.spending.reserve(context.tenant, context, 0.0)
         plan = context.plan = await self._plan(context, contexts)
         log.routed(plan)
         cost = plan.route.candidates[0].cost
         if context.to_prompts is None and not request.sampling.max_tokens:
             model = policies.catalog[plan.model]
-            cost += model.settings.cost(0, model.max_answer_tokens)
-        context.reservation.cost = cost
+            cost += price_of(model.settings, 0, model.max_answer_tokens)
+        self.limits.spending.reserve(context.tenant, context, cost)
         if contexts is None:  # the policy may want another model than the one that can do the work
             governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY and plan.model != request.model
             if governed and request.model is not None:

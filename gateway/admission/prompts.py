@@ -357,10 +357,11 @@ class Preparation:
         Returns None, and notes the length in `contexts`, if prompt and answer have no room there.
         """
         request, conversation, policies = context.request, context.conversation, context.policies
-        version = policies.catalog.version(model, request.resume_version)
+        latest = policies.catalog[model]
+        version = policies.catalog.versions.get((model, request.resume_version), latest)
         if (
-            version is not policies.catalog[model]
-            and not self._overload.loads.load(version.settings.task_name, time.monotonic()).ready
+            version is not latest
+            and not self._overload.loads.load(version.task_name, time.monotonic()).ready
         ):
             raise InvalidRequest.of(
                 "resume.resume_token",

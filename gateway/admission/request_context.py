@@ -21,10 +21,10 @@ from typing_extensions import override
 
 from gateway.admission.overload import SchedulingParams
 from gateway.admission.policies import Policies
+from gateway.admission.tenant_limits import Settle
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.models.catalog import ServedModel
-from gateway.routing.budget import Reservation
 from gateway.routing.router import CHARS_PER_TOKEN, Plan
 from gateway.safety.inspector import RequestInspection
 from gateway.safety.output.filter import OutputFilter
@@ -201,7 +201,7 @@ class RequestContext(SchedulingParams):
         first: The prompt of a request that one answer is for, for the model that is asked first.
         second: The prompt for the second model of a cascade.
         is_limited: Whether its tenant or key may have limits.
-        reservation: What it may use of its tenant's limits and budget; settled when the request ends.
+        settles: Settles what it has taken of limits, see `Admission.release`.
     """
 
     policies: Policies
@@ -209,7 +209,6 @@ class RequestContext(SchedulingParams):
     plan: Plan
     prompts: Sequence[PreparedPrompt]
     first: PreparedPrompt
-    reservation: Reservation
     is_limited: bool
 
     def __init__(
@@ -246,6 +245,7 @@ class RequestContext(SchedulingParams):
         self.conversation = conversation
         self.to_prompts = to_prompts
         self.second: PreparedPrompt | None = None
+        self.settles: list[Settle] = []
         self._resume_key = resume_key
         self._timeout: asyncio.Timeout | None = None
         self._stopped_by: SluiceError | None = None
@@ -271,9 +271,7 @@ class RequestContext(SchedulingParams):
         """Return the resume token of an answer of `model`; another version of the model does not continue it."""
         assert self._resume_key is not None, "it has an answer"
         prompts, sampling = (self.first, self.second), self.first.sampling
-        task_names = {
-            prompt.model.name: prompt.model.settings.task_name for prompt in prompts if prompt
-        }
+        task_names = {prompt.model.name: prompt.model.task_name for prompt in prompts if prompt}
         seed = sampling.seed if sampling.temperature > 0 else 0
         return self._resume_key.token(self.fingerprint, task_names.get(model, model), seed)
 

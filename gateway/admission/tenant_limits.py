@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from gateway.admission.token_bucket import TokenBucket
 from gateway.identity.caller import Caller
-from gateway.routing.budget import DAY_S, MONTH_PERIODS, STALE_S, RemoteTotals, Settle, Spending
+from gateway.routing.budget import DAY_S, MONTH_PERIODS, STALE_S, RemoteTotals, Spending
 from sluice.errors import LimitReached, SluiceError
 from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings
@@ -68,8 +68,9 @@ class RateName(NamedTuple):
         return cls(*fields) if len(fields) == len(cls._fields) else None
 
 
-TakeBack = Callable[[BaseException], None]
-"""Takes back that a request was counted, if the error that it ends with asks to try again."""
+Settle = Callable[[float, BaseException | None], None]
+"""Gives back what a request has reserved, less the tokens that it has used; and its count, if the error that ended it
+before a batcher had it asks to try again."""
 Period = tuple[RateName, float]
 """A bucket, and since when something is taken of it (`TokenBucket.full_at`)."""
 
@@ -112,8 +113,8 @@ class TenantLimits:
         others = self.calls_elsewhere.sum(tenant, now), self.bulk_elsewhere.sum(tenant, now)
         return calls + int(others[0]), bulk + int(others[1])
 
-    def enter(self, payer: Caller, *, computes: bool = True) -> TakeBack | None:
-        """Count a request of `payer`; return what takes that back, None if nothing is limited.
+    def enter(self, payer: Caller, *, computes: bool = True) -> Settle | None:
+        """Count a request of `payer`; return what settles that, None if nothing is limited.
 
         Args:
             payer: Whose request it is.
@@ -141,16 +142,19 @@ class TenantLimits:
     @contextmanager
     def counted(self, payer: Caller) -> Iterator[None]:
         """Count a call that no model answers; take that back if the block ends with an error that asks to try again."""
-        take_back = self.enter(payer, computes=False)
+        settle = self.enter(payer, computes=False)
         try:
             yield
         except SluiceError as error:
-            if take_back is not None:
-                take_back(error)
+            if settle is not None:
+                settle(0.0, error)
             raise
 
     def _take_back(
-        self, taken: Sequence[tuple[TokenBucket, float]], error: BaseException | None
+        self,
+        taken: Sequence[tuple[TokenBucket, float]],
+        _: float,
+        error: BaseException | None = None,
     ) -> None:
         if isinstance(error, SluiceError) and error.code.name in _RETRYABLE:
             self._settle(taken, 0.0)
@@ -175,7 +179,7 @@ class TenantLimits:
 
         def settle(used: float, refusal: BaseException | None = None) -> None:
             self._settle(reserved, used)
-            self._take_back(counted, refusal)
+            self._take_back(counted, used, refusal)
 
         return settle
 

@@ -228,7 +228,7 @@ class Generator:
         """Return a new answer, or the cached answer to an equal request."""
         request, answers = context.request, self.state.answers
         await self.admit(context)
-        with context.reservation:
+        with self.admission.releasing(context):
             key = context.log.answer_key = answers.key_of(context) if answers.enabled else ""
             if key:
                 cached = await answers.find(context, key)
@@ -258,7 +258,7 @@ class Generator:
 
     def _replay(self, context: RequestContext, cached: Replay) -> Replay:
         """Return the cached answer to an equal request as that to this one."""
-        context.reservation.release()
+        self.admission.release(context)
         log, now = context.log, time.monotonic()
         timings = log.timings(TaskTimings(), 0.0, now, now)
         token = context.resume_token(cached.finished.model)
@@ -314,7 +314,7 @@ class Generator:
         log.ended(answer, now)
         used = self.upstream.record_end(context, answer, now)
         is_refused = answer.error is not None and not answer.was_accepted
-        context.reservation.release(used, answer.error if is_refused else None)
+        self.admission.release(context, used, answer.error if is_refused else None)
         self.state.keys.on_end(context.key, answer)
         if log.answer_key:
             self.state.answers.on_end(log.answer_key, answer)

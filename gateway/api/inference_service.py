@@ -43,12 +43,12 @@ class InferenceService:
 
     def _model(self, name: str, now: float) -> pb.Model:
         model = self._generator.catalog[name]
-        load = self._loads.load(model.settings.task_name, now)
+        load = self._loads.load(model.task_name, now)
         return pb.Model(
             name=name,
             tier=model.settings.tier,
             context_tokens=model.context_tokens,
-            ready=self._generator.upstream.overload.is_ready(name, model.settings.task_name, now),
+            ready=self._generator.upstream.overload.is_ready(name, model.task_name, now),
             slots=load.slots,
             running=load.running,
             queued=load.queued,

@@ -224,7 +224,7 @@ def _end(
     now, runs = time.monotonic(), [result.current for result in results]
     used = sum(generator.upstream.record_end(context, result, now) for result in results)
     was_accepted = any(run.was_accepted for run in runs)
-    context.reservation.release(used, None if was_accepted else error)
+    generator.admission.release(context, used, None if was_accepted else error)
     usage = pb.Usage(
         prompt_tokens=sum(len(prompt.prompt_token_ids) for prompt in context.prompts),
         cached_prompt_tokens=sum(run.usage.cached_prompt_tokens for run in runs),

@@ -6,6 +6,7 @@ from typing import Final
 from gateway.admission.request_context import Call
 from gateway.api.generate import Generator
 from gateway.models.catalog import Catalog
+from gateway.routing.budget import price_of
 from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
@@ -65,7 +66,8 @@ def add_events(whole: pb.GenerateTextResponse, response: pb.GenerateResponse) ->
 def cost_of(catalog: Catalog, attempts: Iterable[pb.ModelUsage]) -> float:
     """Return what all models that worked on an answer cost, in the currency of the prices."""
     return sum(
-        catalog.settings[attempt.model].cost(
+        price_of(
+            catalog.settings[attempt.model],
             attempt.usage.prompt_tokens,
             attempt.usage.completion_tokens - attempt.usage.resumed_tokens,
         )

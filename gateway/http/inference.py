@@ -79,7 +79,7 @@ class ModelCalls:
     async def message(self, call: HttpCall) -> None:
         """Serve /v1/messages, Anthropic's API."""
         body = MessagesBody(await call.object())
-        request = body.request(self._generator.catalog.max_answer_tokens)
+        request = body.request(self._generator.catalog)
         call.named = body.named
         max_tokens, streams = request.sampling.max_tokens, body.streams
         events = MessageEvents(max_tokens, streams=streams, caches=body.caches)

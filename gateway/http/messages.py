@@ -5,7 +5,7 @@ one text with an empty line between them; those of the assistant are joined unch
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, Literal
 
@@ -14,6 +14,7 @@ from pydantic import Field
 from gateway.http.anthropic import THREAD
 from gateway.http.names import BodyKind, FieldNames
 from gateway.http.requests import Extensions, Json, generate_request
+from gateway.models.catalog import Catalog
 from sluice.openai.bodies import Entries, Part, read
 from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.requests import CHAT
@@ -218,13 +219,10 @@ class MessagesBody:
                 self._add_block(role, block, path, block_path)
         self.caches = _asks_for_cache(body)
 
-    def request(self, max_answer_tokens: Callable[[str], int]) -> pb.GenerateRequest:
+    def request(self, catalog: Catalog) -> pb.GenerateRequest:
         """Return the request of the body.
 
         Clients must send `max_tokens` without knowing the model, so a value above the model's limit is clamped.
-
-        Args:
-            max_answer_tokens: Returns the limit of a model by name.
 
         Raises:
             BadField: A field is unsupported, or its value is invalid.
@@ -236,7 +234,7 @@ class MessagesBody:
             raise BadField(
                 "messages: the last one is of the assistant, whose text no model continues; end with one of the user"
             )
-        limit = max_answer_tokens(str(self._chat["model"]))
+        limit = catalog.answer_limits.get(str(self._chat["model"]), catalog.answer_limit)
         if max_tokens > limit > 0:  # 0: the model is unknown, which validation reports
             self._chat["max_tokens"] = limit
         return self._chat_request()

@@ -49,7 +49,7 @@ class ModelList:
             return entry
         model = self._generator.catalog[name]
         overload = self._generator.upstream.overload
-        ready = overload.is_ready(name, model.settings.task_name, time.monotonic())
+        ready = overload.is_ready(name, model.task_name, time.monotonic())
         return {**entry, "tier": model.settings.tier, "ready": ready}
 
     def _openai(self, name: str) -> Json:

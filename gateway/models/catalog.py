@@ -34,6 +34,11 @@ class ServedModel:
         return self.settings.name
 
     @cached_property
+    def task_name(self) -> str:
+        """The name in tasks."""
+        return self.settings.task_name
+
+    @cached_property
     def context_tokens(self) -> int:
         """Most tokens of prompt and answer together."""
         return self.tokenizer.context_tokens
@@ -44,8 +49,8 @@ class ServedModel:
         return min(self.settings.max_answer_tokens or self.context_tokens, self.context_tokens)
 
 
-class Catalog:
-    """The models by name, in the order of the configuration; immutable.
+class Catalog(dict[str, ServedModel]):
+    """The latest version of each model by name, also of those that are no longer served; immutable.
 
     Args:
         models: Models that requests get now, by name.
@@ -62,6 +67,8 @@ class Catalog:
         callable: Those that callers may name; the others are classifiers of the gateway itself.
         settings: Settings by name, also of models that are no longer served.
         tasks: Name of each served model in tasks, by name.
+        answer_limits: Largest max_tokens of a request, by the models that answer.
+        answer_limit: The largest of these, for "auto" and unknown models.
         versions: All that were ever served, by name and name in tasks; the served ones come last.
         marks_reasoning: Whether any version marks its reasoning.
     """
@@ -72,43 +79,33 @@ class Catalog:
         self.served = models
         self.default = default
         self.names = tuple(models)
-        self.tasks = {name: model.settings.task_name for name, model in models.items()}
+        self.tasks = {name: model.task_name for name, model in models.items()}
         served = {(name, self.tasks[name]): model for name, model in models.items()}
         earlier = dict(before.versions) if before else {}
         # Deleted and added again, so that the served versions stand last.
         for key in served:
             earlier.pop(key, None)
         self.versions: Mapping[tuple[str, str], ServedModel] = earlier | served
-        self._latest = {name: model for (name, _), model in self.versions.items()}
-        self.settings = {name: model.settings for name, model in self._latest.items()}
+        super().__init__({name: model for (name, _), model in self.versions.items()})
+        self.settings = {name: model.settings for name, model in self.items()}
         self.answering = tuple(name for name, model in models.items() if model.settings.answers)
         self.hearing = tuple(name for name in self.answering if models[name].speech is not None)
         self.reading = tuple(name for name in self.answering if models[name].speech is None)
         self.callable = tuple(name for name, model in models.items() if not model.tokenizer.labels)
-        self._answer_tokens = {name: models[name].max_answer_tokens for name in self.answering}
+        self.answer_limits = {name: models[name].max_answer_tokens for name in self.answering}
+        self.answer_limit = max(self.answer_limits.values(), default=0)
         self.marks_reasoning = any(
             model.tokenizer.marks_reasoning for model in self.versions.values()
         )
-
-    def __getitem__(self, name: str) -> ServedModel:
-        return self._latest[name]
 
     def task_names(self, name: str) -> list[str]:
         """Return the names of a model's versions in tasks, the served one first; for "auto" the name itself."""
         names = [task_name for model, task_name in self.versions if model == name]
         return names[::-1] or [name]
 
-    def version(self, name: str, task_name: str) -> ServedModel:
-        """Return the version of a model with this name in tasks, or the latest if it has none."""
-        return self.versions.get((name, task_name), self._latest[name])
-
     def of_engine(self, engine: str) -> tuple[str, ...]:
         """Return the names of the served models with this engine."""
         return tuple(name for name, model in self.served.items() if model.settings.engine == engine)
-
-    def max_answer_tokens(self, name: str) -> int:
-        """Return the largest max_tokens of a request for `name`; of any model for "auto" and unknown ones."""
-        return self._answer_tokens.get(name) or max(self._answer_tokens.values(), default=0)
 
     def vocab_size(self, name: str) -> int:
         """Return the size of the vocabulary of `name`; the largest of all for "auto" and unknown ones."""

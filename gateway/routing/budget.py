@@ -5,12 +5,11 @@ Gateways exchange their costs of each period and their reservations, so that a b
 of them together.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from typing_extensions import override
+from sluice.settings.models import ModelSettings
 
 MINUTE_S: Final = 60.0
 """Length of the periods of hourly budgets, in seconds."""
@@ -27,6 +26,11 @@ _OWN: Final = ""
 
 Costs = Mapping[str, float]
 """Cost by tenant, in the currency of the prices."""
+
+
+def price_of(model: ModelSettings, prompt_tokens: float, answer_tokens: float) -> float:
+    """Return the cost of a prompt and its answer, in the currency of the prices."""
+    return (prompt_tokens * model.prompt_price + answer_tokens * model.answer_price) / 1e6
 
 
 class RemoteTotals:
@@ -46,51 +50,6 @@ class RemoteTotals:
         """Return the sum over all other gateways."""
         live = [numbers for numbers, at in self._by_gateway.values() if now - at <= STALE_S]
         return sum([numbers.get(tenant, 0) for numbers in live])
-
-
-Settle = Callable[[float, BaseException | None], None]
-"""Gives back what a request has reserved of its tenant's limits, less the tokens that it has used; the error ended it
-before a batcher had it."""
-
-
-@dataclass(eq=False)
-class Reservation(AbstractContextManager[None]):
-    """Upper bound of the cost of one running request. As a context manager it is released by an error.
-
-    Attributes:
-        running: reservations of all tenants, by tenant.
-        settle: settles its limits; None if nothing is reserved of them.
-        take_back: undoes the count of a request whose error asks for another try.
-    """
-
-    tenant: str
-    cost: float
-    running: dict[str, set["Reservation"]]
-    settle: Settle | None = None
-    take_back: Callable[[BaseException], None] | None = None
-
-    @override
-    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        if error is not None:
-            self.release(refusal=error)
-
-    def release(self, tokens: int = 0, refusal: BaseException | None = None) -> None:
-        """End the reservation; a second call has no effect.
-
-        Args:
-            tokens: what the request used.
-            refusal: the error that ended it before a batcher had it.
-        """
-        own = self.running.get(self.tenant, set())
-        if self not in own:
-            return
-        if self.settle is not None:
-            self.settle(tokens, refusal)
-        if refusal is not None and self.take_back is not None:
-            self.take_back(refusal)
-        own.remove(self)
-        if not own:
-            del self.running[self.tenant]
 
 
 class Spending:
@@ -117,8 +76,8 @@ class Spending:
         self._costs: dict[int, dict[str, dict[str, float]]] = {}
         """Cost by period, gateway and tenant."""
         self.elsewhere = RemoteTotals()
-        self._running: dict[str, set[Reservation]] = {}
-        """Reservations by tenant."""
+        self._running = defaultdict[str, dict[object, float]](dict)
+        """Reserved costs by tenant and request."""
 
     def add(self, tenant: str, cost: float, now: float) -> None:
         """Book the cost of a request that has ended."""
@@ -128,19 +87,22 @@ class Spending:
         costs = self._costs.setdefault(self._period(now), {}).setdefault(_OWN, {})
         costs[tenant] = costs.get(tenant, 0.0) + cost
 
-    def reserve(self, tenant: str, cost: float) -> Reservation:
-        """Reserve the highest possible cost of a request that begins."""
-        reservation = Reservation(tenant, cost, self._running)
-        self._running.setdefault(tenant, set()).add(reservation)
-        return reservation
+    def reserve(self, tenant: str, request: object, cost: float) -> None:
+        """Reserve the highest possible cost of a running request, in place of what was reserved for it before."""
+        self._running[tenant][request] = cost
+
+    def release(self, tenant: str, request: object) -> bool:
+        """End what is reserved for a request; return whether anything was."""
+        own = self._running.get(tenant, {})
+        is_reserved = own.pop(request, None) is not None
+        if is_reserved and not own:
+            del self._running[tenant]
+        return is_reserved
 
     @property
     def reserved(self) -> dict[str, float]:
         """What this gateway's running requests may still cost, by tenant."""
-        return {
-            tenant: sum(reservation.cost for reservation in own)
-            for tenant, own in self._running.items()
-        }
+        return {tenant: sum(own.values()) for tenant, own in self._running.items()}
 
     def spent(self, tenant: str, now: float, periods: int | None = None) -> float:
         """Return the cost of the last `periods` (None: all), reservations included."""
@@ -156,8 +118,7 @@ class Spending:
 
     def may_cost(self, tenant: str, now: float) -> float:
         """Return what a tenant's running requests may still cost, at all gateways."""
-        own = sum(reservation.cost for reservation in self._running.get(tenant, ()))
-        return own + self.elsewhere.sum(tenant, now)
+        return sum(self._running.get(tenant, {}).values()) + self.elsewhere.sum(tenant, now)
 
     def tenants(self, now: float) -> set[str]:
         """Return the tenants that have spent something."""

@@ -28,6 +28,7 @@ import numpy as np
 import re2
 from numpy.typing import NDArray
 
+from gateway.routing.budget import price_of
 from gateway.routing.features import Features
 from gateway.routing.learned.model import HeadKey, LearnedHead, policy_key
 from sluice.errors import SettingsError
@@ -194,7 +195,7 @@ class Router:
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
         for candidate in route.candidates:
             settings = self._models[candidate.model]
-            candidate.cost = settings.cost(prompt_tokens, features.answer_tokens)
+            candidate.cost = price_of(settings, prompt_tokens, features.answer_tokens)
             if wait_s := state.wait_s(candidate.model):
                 set_duration(candidate.expected_wait, wait_s * 1e3)
         route.versions["routing"] = self._version

@@ -17,6 +17,7 @@ from functools import lru_cache
 from math import inf
 from typing import Final, NamedTuple
 
+from gateway.routing.budget import price_of
 from gateway.safety.findings import Finding
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.windows import AnswerWindow
@@ -368,7 +369,7 @@ class ModelRun:
     @property
     def cost(self) -> float:
         """Price of its tokens so far."""
-        return self.settings.cost(*self.billed_tokens)
+        return price_of(self.settings, *self.billed_tokens)
 
 
 def finish_reason_of(end: "frame_pb2.TaskEnd.ValueType") -> "pb.FinishReason.ValueType | None":

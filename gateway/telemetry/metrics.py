@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from opentelemetry.trace import SpanContext
 
+from gateway.routing.budget import price_of
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.model_run import ModelRun, finish_reason_of
 from gateway.telemetry.request_log import RequestLog
@@ -110,7 +111,7 @@ class RequestMetrics:
         self._tokens[run.model, "input"] += prompt_tokens
         if answer_tokens:
             self._tokens[run.model, "output"] += answer_tokens
-        if cost := run.settings.cost(prompt_tokens, answer_tokens):
+        if cost := price_of(run.settings, prompt_tokens, answer_tokens):
             self._cost[run.model, currency] += cost
         if run.recoveries:
             self._recoveries[run.model, priority_class] += run.recoveries

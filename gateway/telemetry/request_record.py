@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.records.store import RecordStore
+from gateway.routing.budget import price_of
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import PASSED, Decided, outcome_of
 from gateway.safety.guards.families import GuardFailure
@@ -94,7 +95,7 @@ class RequestRecords:
             return [self._attempt(run) for run in runs]
         total, billed = self._attempt(runs[-1]), sum(run.billed_tokens[0] for run in runs)
         total.rows, total.prompt_tokens = len(runs), billed
-        total.cost = runs[-1].settings.cost(billed, 0)
+        total.cost = price_of(runs[-1].settings, billed, 0)
         return [total]
 
     def _attempt(self, row: ModelRun) -> pb.ModelAttempt:

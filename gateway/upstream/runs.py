@@ -18,6 +18,7 @@ from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import ContextFit, Preparation
 from gateway.admission.request_context import PreparedPrompt, RequestContext, fail_with
 from gateway.admission.tenant_limits import TenantLimits
+from gateway.routing.budget import price_of
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import Registry, ResultCollector
@@ -76,7 +77,7 @@ class Upstream:
         task = Task(
             request_id=run_id,
             gateway=self.transport.gateway_id,
-            model=settings.task_name,
+            model=prepared.model.task_name,
             tenant=request.tenant,
             priority_class=request.priority_class,
             prompt_token_ids=prepared.prompt_token_ids,
@@ -165,7 +166,7 @@ class Upstream:
                 continue
             billed = run.billed_tokens
             tokens += sum(billed)
-            cost = run.settings.cost(*billed)
+            cost = price_of(run.settings, *billed)
             self.limits.spending.add(request.tenant, cost, now)
             self.limits.days.add(request.tenant, cost, now)
             error = result.error if run is result.current else None

@@ -157,7 +157,8 @@ def validate(
     if tools is not None or variables:
         offered = () if tools is None else tools.tools
         conversation = replace(conversation, tools=offered, variables=variables)
-    sampling = sampling_of(sent, catalog.max_answer_tokens(request.model), violations)
+    answer_limit = catalog.answer_limits.get(request.model, catalog.answer_limit)
+    sampling = sampling_of(sent, answer_limit, violations)
     check_priority_and_labels(request, violations)
     if key := request.idempotency_key:
         violations.check_count("idempotency_key", len(key), MAX_KEY_CHARS, "characters")
@@ -310,7 +311,7 @@ def _resumed(
     if resume.HasField("seed") and not sampling.HasField("seed"):
         sampling.seed = resume.seed
     check(sampling.n <= 1, "resume", "continues one answer, not n: ask again without it")
-    limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
+    limit = sampling.max_tokens or catalog.answer_limits.get(request.model, catalog.answer_limit)
     tokens = max(len(resume.token_ids), len(resume.hidden_indexes))
     if not violations.check_count("resume.token_ids", tokens, limit, "tokens"):
         return ()

@@ -162,10 +162,6 @@ class ModelSettings(Section):
         """What tasks, reports and NATS subjects call it: the tasks of a replaced version go to its own workers."""
         return f"{self.name}--{self.generation}" if self.generation else self.name
 
-    def cost(self, prompt_tokens: float, answer_tokens: float) -> float:
-        """Return the cost of a request."""
-        return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
-
     def same_workers(self, other: "ModelSettings") -> bool:
         """Return whether the workers of one model can serve the other."""
         return self.model_dump(exclude={*LIVE_FIELDS}) == other.model_dump(exclude={*LIVE_FIELDS})

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.tenant_limits import RateName, TakeBack, TenantLimits
+from gateway.admission.tenant_limits import RateName, Settle, TenantLimits
 from gateway.identity.caller import Caller
-from gateway.routing.budget import Settle
 from sluice import errors
 from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
@@ -36,7 +35,7 @@ class World:
         self.core.calls_elsewhere.update(gateway, calls, self.now)
         self.core.bulk_elsewhere.update(gateway, bulk, self.now)
 
-    def enter(self, payer: Caller) -> TakeBack | None:
+    def enter(self, payer: Caller) -> Settle | None:
         return self.core.enter(payer)
 
     def reserve(self, payer: Caller, model: str, tokens: float) -> Settle:
@@ -172,10 +171,10 @@ def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
     # February 10, 6 o'clock: the month ends in 18 days and as many hours as the day.
     for name, left_s in (("cost_per_day", 18 * 3600.0), ("cost_per_month", 18.75 * DAY_S)):
         world = World({name: 2.0}, now=40.25 * DAY_S)
-        running = world.hours.reserve("acme", 2.0)
+        world.hours.reserve("acme", "request", 2.0)
         error = world.refusal()
         assert (error.metadata["limit"], error.retry_after_s) == (name, 60.0), "it may cost less"
-        running.release()
+        world.hours.release("acme", "request")
         world.days.add("acme", 2.0, world.now)
         error = world.refusal()
         assert (error.metadata["limit"], error.retry_after_s) == (name, left_s)

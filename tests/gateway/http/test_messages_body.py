@@ -1,6 +1,7 @@
 """Bodies of Anthropic's Messages API: the chat that they become, and the names of their fields in errors."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from sluice.v1 import inference_pb2 as pb
 LIMIT = 4096
 
 
-def limit_of(model: str) -> int:
-    return LIMIT
+LIMITS: Any = SimpleNamespace(answer_limits={}, answer_limit=LIMIT)
+"""In place of a catalog."""
 
 
 def body(*messages: Any, **fields: Any) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def body(*messages: Any, **fields: Any) -> dict[str, Any]:
 
 
 def request_of(given: dict[str, Any]) -> pb.GenerateRequest:
-    return MessagesBody(given).request(limit_of)
+    return MessagesBody(given).request(LIMITS)
 
 
 def turns_of(given: dict[str, Any]) -> list[tuple[str, str]]:
@@ -280,7 +281,7 @@ def test_fields_of_the_proto_have_the_names_of_the_body() -> None:
     calls = assistant(text("I look."), use("a"), use("b"))
     given = body(user("a"), calls, user(result("a"), text("now?"), result("b")), system="Be brief.")
     named = MessagesBody({**given, "tools": [TOOL], "metadata": {"user_id": "u"}})
-    named.request(limit_of)
+    named.request(LIMITS)
     assert {path: named.named(path) for path in NAMES} == NAMES
 
 

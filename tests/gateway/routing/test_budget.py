@@ -35,7 +35,8 @@ def test_it_is_the_sum_of_the_last_hour_to_the_minute(steps: list[tuple[float, f
 def test_nothing_is_kept_of_tenants_that_are_gone() -> None:
     spending = Spending()
     for number in range(1000):
-        spending.reserve(f"t{number}", 1.0).release()
+        spending.reserve(f"t{number}", number, 1.0)
+        assert spending.release(f"t{number}", number)
         spending.add(f"t{number}", 1.0, 0.0)
     spending.add("other", 1.0, 2 * HOUR_S)
     assert list(spending.own(2 * HOUR_S, HOUR_PERIODS)) == [(120, {"other": 1.0})]
@@ -45,15 +46,16 @@ def test_nothing_is_kept_of_tenants_that_are_gone() -> None:
 
 def test_a_running_request_counts_with_what_it_may_cost() -> None:
     spending = Spending()
-    first, second = spending.reserve("a", 0.1), spending.reserve("a", 0.2)
+    spending.reserve("a", 1, 0.1)
+    spending.reserve("a", 2, 0.2)
     assert spending.spent("a", 0.0) == pytest.approx(0.3)
-    second.cost = 1.2
+    spending.reserve("a", 2, 1.2)
     assert spending.spent("a", 0.0) == pytest.approx(1.3)
-    first.release()
-    first.release()
+    assert spending.release("a", 1)
+    assert not spending.release("a", 1)
     assert spending.spent("a", 0.0) == pytest.approx(1.2)
     spending.add("a", 0.5, 0.0)
-    second.release()
+    spending.release("a", 2)
     assert spending.spent("a", 0.0) == 0.5
 
 
