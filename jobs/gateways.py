@@ -96,22 +96,18 @@ class ItemCalls:
         if not calls:
             return False
         # gRPC spreads calls over gateways, so the emptiest call is that of the idlest gateway.
-        min(calls, key=lambda call: call.in_flight).send(item, timeout_s)
+        min(calls, key=lambda call: len(call.sent)).send(item, timeout_s)
         return True
 
 
 class _ItemStream:
     def __init__(self, of: ItemCalls) -> None:
         self._of = of
-        self._sent: dict[int, Item] = {}
+        self.sent: dict[int, Item] = {}
         self._outgoing: deque[RunRequest] = deque()
         self._filled = asyncio.Event()
         self.connected = True
         """Whether the last call has not failed; gRPC connects with the first item."""
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._sent)
 
     def send(self, item: Item, timeout_s: float) -> None:
         request = RunRequest(id=item.position)
@@ -120,7 +116,7 @@ class _ItemStream:
         else:
             request.request.CopyFrom(item.request)
         request.timeout.CopyFrom(duration(timeout_s * 1e3))
-        self._sent[item.position] = item
+        self.sent[item.position] = item
         self._outgoing.append(request)
         self._filled.set()
 
@@ -134,9 +130,11 @@ class _ItemStream:
                 error = error_of(failed)
             self.connected = False
             logger.warning(
-                "lost a call to a gateway, resending %d items: %s", len(self._sent), error.message
+                "lost a call to a gateway, resending %d items: %s", len(self.sent), error.message
             )
-            self._return_items()
+            lost, self.sent, self._outgoing = self.sent, {}, deque()
+            for item in lost.values():
+                self._of.on_returned(item)
             await asyncio.sleep(RECONNECT_S)
             self.connected = True
 
@@ -146,7 +144,7 @@ class _ItemStream:
         try:
             async for message in call:
                 for response in (message, *message.more):
-                    item = self._sent.pop(response.id, None)
+                    item = self.sent.pop(response.id, None)
                     if item is not None:
                         self._of.on_answer(item, response)
         finally:
@@ -166,11 +164,6 @@ class _ItemStream:
             self._filled.clear()
             await self._filled.wait()
         return next_group(self._outgoing)
-
-    def _return_items(self) -> None:
-        lost, self._sent, self._outgoing = self._sent, {}, deque()
-        for item in lost.values():
-            self._of.on_returned(item)
 
 
 def error_in(response: RunResponse) -> SluiceError:

@@ -19,7 +19,7 @@ from jobs.core.work import JobWork
 from jobs.gateways import ItemCalls, error_in
 from jobs.items import Item
 from jobs.process import JobProcess, JobStopped, model_removed
-from jobs.results import OrderedLog
+from jobs.results import merge_attempts
 from jobs.sources import Block, result_of
 from jobs.stage_log import BAD_LINES, StageLog
 from sluice.defaults import AUTO
@@ -172,10 +172,9 @@ class StageAttempt:
             return
         self.items_read = skipped
         # Answers of earlier jobs are loaded first, so that identical items are not computed again.
-        await self.load_answers(await self._reused_logs())
+        await self.load_answers(await self._reused_jobs())
         # Its own earlier answers are loaded beside the work: waiting for them would cost more.
-        job, _, attempt = self.log.key
-        own = self.load_answers([(job, number) for number in range(attempt + 1)])
+        own = self.load_answers([self._record])
         loops = (own, self.read_input(blocks), self.send_items(), self.calls.run())
         writing = asyncio.ensure_future(self.write_outcomes())
         waiting = {writing, *map(asyncio.ensure_future, loops)}
@@ -200,38 +199,35 @@ class StageAttempt:
     async def read_input(self, blocks: AsyncIterator[Block]) -> None:
         """Add the items to the window while there is room."""
         async for block in blocks:
-            await self.changed.until(self._has_room)
+            await self.changed.until(
+                lambda: self.window.has_room(self.log.done.low_water, self.items_read)
+            )
+            fresh: Block = []
             # Items with an outcome were done before this process took over.
-            fresh = [item for item in map(self.register, block) if item is not None]
-            self.window.add([item for item in fresh if not self._settle_cached(item)])
+            for item in filter(self.register, block):
+                if (answer := self._cache.get(item.input_hash)) is None:
+                    fresh.append(item)
+                else:  # of an identical item
+                    self.settle(item, _shared(answer))
+            self.window.add(fresh)
             self.check_bad_lines(BAD_LINES_FROM)
             self.changed.notify()
         self.is_input_read = True
         self.check_bad_lines(1)
         self.changed.notify()
 
-    def _has_room(self) -> bool:
-        return self.window.has_room(self.log.done.low_water, self.items_read)
-
-    def register(self, item: Item) -> Item | None:
-        """Count an item that was read; return it if it has no outcome."""
+    def register(self, item: Item) -> bool:
+        """Count an item that was read; return whether it has no outcome."""
         self.items_read += 1
         if item.position in self.log.done:
-            return None
+            return False
         if item.outcome is not None:
             self.bad_lines += item.outcome.error.reason in BAD_LINES
             self._write(item, item.outcome)
-            return None
+            return False
         if item.earlier_reason:
             self.log.earlier[item.position] = item.earlier_reason, item.earlier_bytes
-        return item
-
-    def _settle_cached(self, item: Item) -> bool:
-        """Return whether an identical item had an answer, which the item then shares."""
-        answer = self._cache.get(item.input_hash) if item.input_hash else None
-        if answer is not None:
-            self.settle(item, _shared(answer))
-        return answer is not None
+        return True
 
     def check_bad_lines(self, least: int) -> None:
         """Raise JobStopped if too many of the lines, of which at least `least` were read, are bad."""
@@ -249,29 +245,26 @@ class StageAttempt:
                 "with a higher share",
             )
 
-    async def _reused_logs(self) -> list[tuple[str, int]]:
-        """Return jobs and attempts whose answers may be reused; a deleted job has none."""
-        logs: list[tuple[str, int]] = []
+    async def _reused_jobs(self) -> list[JobRecord]:
+        """Return the jobs whose answers may be reused; a deleted job has none."""
+        jobs: list[JobRecord] = []
         for job_id in self._record.job.spec.dedupe.reuse_job_ids:
-            try:
-                record, _ = await self._process.store.read(job_id)
-            except JobUnknown:
-                continue
-            if record.job.tenant == self._record.job.tenant:
-                logs += [(job_id, attempt) for attempt in range(record.attempt + 1)]
-        return logs
+            with suppress(JobUnknown):
+                jobs.append((await self._process.store.read(job_id))[0])
+        return [record for record in jobs if record.job.tenant == self._record.job.tenant]
 
-    async def load_answers(self, logs: Sequence[tuple[str, int]]) -> None:
-        """Load the answers of jobs and attempts, for later items that are identical.
+    async def load_answers(self, jobs: Sequence[JobRecord]) -> None:
+        """Load the answers of jobs, for later items that are identical.
 
         A resumed job does not wait for those of its own log: they would save less than waiting
         costs.
         """
         if self._record.job.spec.dedupe.disabled or self._stage:
             return
-        for job, attempt in logs:
-            log = OrderedLog(self._process.store, job, 0, attempt)
-            async for outcome in log.read(past_gaps=True):
+        for record in jobs:
+            async for outcome in merge_attempts(
+                self._process.store, record.job.id, 0, record.attempt
+            ):
                 if outcome.input_hash and outcome.result.HasField("answer"):
                     self._cache.put(outcome.input_hash, outcome.result.answer)
 

@@ -6,6 +6,7 @@ interpreter's lock, and the event loop would wait with it.
 """
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -31,13 +32,13 @@ class TenantLimiter:
 
     def __init__(self, of_tenant: int, what: str, waiting_max: int = WAITING_MAX) -> None:
         """Create it; `what` names what calls wait for, in the error."""
-        self._of_tenant, self._waiting_max = of_tenant, waiting_max
-        self._what = what
-        self._tenants: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
+        self._what, self._waiting_max = what, waiting_max
+        self._slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(of_tenant))
+        self._calls = Counter[str]()
 
     def __len__(self) -> int:
         """Return the number of tenants whose calls run or wait."""
-        return len(self._tenants)
+        return len(self._calls)
 
     async def take(self, tenant: str) -> None:
         """Wait for a slot, which `leave` frees.
@@ -45,22 +46,19 @@ class TenantLimiter:
         Raises:
             Overloaded: too many wait.
         """
-        semaphore, users = self._tenants.setdefault(
-            tenant, (asyncio.Semaphore(self._of_tenant), [0])
-        )
-        if users[0] >= self._waiting_max:
+        if self._calls[tenant] >= self._waiting_max:
             message = f"{self._waiting_max} calls of the tenant wait for {self._what}"
             raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
-        users[0] += 1
+        self._calls[tenant] += 1
         try:
-            await semaphore.acquire()
+            await self._slots[tenant].acquire()
         except BaseException:
             self._count_out(tenant)
             raise
 
     def leave(self, tenant: str) -> None:
         """Free a slot."""
-        self._tenants[tenant][0].release()
+        self._slots[tenant].release()
         self._count_out(tenant)
 
     @asynccontextmanager
@@ -73,20 +71,17 @@ class TenantLimiter:
             self.leave(tenant)
 
     def _count_out(self, tenant: str) -> None:
-        users = self._tenants[tenant][1]
-        users[0] -= 1
-        if not users[0]:
-            del self._tenants[tenant]
+        self._calls[tenant] -= 1
+        if not self._calls[tenant]:
+            del self._calls[tenant], self._slots[tenant]
 
 
 class JobThreads:
     """Threads of one kind of work."""
 
-    def __init__(
-        self, name: str, of_tenant: int = OF_TENANT, waiting_max: int = WAITING_MAX
-    ) -> None:
+    def __init__(self, name: str, waiting_max: int = WAITING_MAX) -> None:
         self._executor = ThreadPoolExecutor(THREADS_MAX, name)
-        self._tenants = TenantLimiter(of_tenant, "a thread", waiting_max)
+        self._tenants = TenantLimiter(OF_TENANT, "a thread", waiting_max)
 
     async def run(
         self, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs

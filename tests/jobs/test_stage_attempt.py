@@ -298,7 +298,7 @@ async def test_which_answers_are_loaded_for_later_items(
     await first.flush()
     with DedupeCache() as cache:
         record = world.record(dedupe=pb.JobDedupe(disabled=disabled))
-        await world.attempt(record, stage, cache).load_answers([(JOB, 0)])
+        await world.attempt(record, stage, cache).load_answers([record])
         assert [one for one in (b"h", b"dead", b"") if cache.get(one) is not None] == known
 
 
@@ -530,12 +530,12 @@ async def test_what_counts(idle: World) -> None:
 async def test_what_was_read_and_what_has_an_outcome(idle: World) -> None:
     running = idle.attempt()
     running.log.done.add([0])
-    assert running.register(entry(0)) is None
+    assert not running.register(entry(0))
     fresh = entry(1, earlier_reason="INTERNAL", earlier_bytes=9)
-    assert running.register(fresh) is fresh
-    assert running.register(entry(2)) is not None
+    assert running.register(fresh)
+    assert running.register(entry(2))
     for position, reason in ((3, "BAD_LINE"), (4, "INTERNAL"), (5, "DUPLICATE_ID")):
-        assert running.register(bad(position, reason)) is None
+        assert not running.register(bad(position, reason))
     assert (running.items_read, running.bad_lines) == (6, 2)
     assert [one.position for one in running.log.waiting] == [3, 4, 5]
     assert running.log.earlier == {1: ("INTERNAL", 9)}
