@@ -99,13 +99,11 @@ class _Simulation:
             for name in (f"w{number}" for number in range(setup.workers))
         }
         self._open = len(self._outcomes)
-        self._at_worker: dict[str, SimulatedWorker] = {}
-        self._queued_at: dict[str, float] = {}
         self._pumping = Alarm(self._events, self._pump)
         """The queue is asked once for everything that happens at one time."""
         self._reporting = Alarm(self._events, self._report_load)
         self._entries: dict[str, QueueEntry] = {}
-        """Requests in the queue or in a worker."""
+        """Requests in the queue, which have a number, or in the worker of their batch."""
 
     def run(self) -> History:
         """Run until everything has ended, or until `Setup.until_s`."""
@@ -118,8 +116,9 @@ class _Simulation:
             events.step()
         if until is not None:
             events.now = until
-        for request_id in list(self._queued_at):
-            self._leave_queue(request_id)
+        for entry in self._entries.values():
+            if entry.number:
+                self._leave_queue(entry)
         for worker in self._workers.values():
             worker.account()
         self._history.seconds = events.now
@@ -174,10 +173,9 @@ class _Simulation:
             self._add(_entry(str(number), outcome.arrival))
 
     def _add(self, entry: QueueEntry) -> None:
-        now = self._events.now
-        self._entries[entry.request_id], self._queued_at[entry.request_id] = entry, now
-        self._queue.add(entry, now)
-        self._pumping.set(now)
+        self._entries[entry.request_id] = entry
+        self._queue.add(entry, self._events.now)
+        self._pumping.set(self._events.now)
 
     def _pump(self) -> None:
         now = self._events.now
@@ -198,8 +196,7 @@ class _Simulation:
         worker = self._workers[batch.worker]
         sequences = []
         for member in batch.entries:
-            self._leave_queue(member.request_id)
-            self._at_worker[member.request_id] = worker
+            self._leave_queue(member)
             sequences.append(self._sequence(int(member.request_id)))
         self._history.batches += 1
         self._history.requests_sent += len(batch.entries)
@@ -218,9 +215,9 @@ class _Simulation:
             coalesce_s=_coalesce_s(arrival),
         )
 
-    def _leave_queue(self, request_id: str) -> None:
-        waited = self._events.now - self._queued_at.pop(request_id)
-        self._outcomes[int(request_id)].wait_s += waited
+    def _leave_queue(self, entry: QueueEntry) -> None:
+        waited_s = self._events.now - entry.waiting_since
+        self._outcomes[int(entry.request_id)].wait_s += waited_s
 
     def _expire(self, number: int) -> None:
         """Expire a request: it leaves the queue or its worker."""
@@ -228,13 +225,12 @@ class _Simulation:
         if outcome.ending is not Ending.OPEN:
             return
         self._end(outcome, Ending.EXPIRED, self._events.now)
-        if request_id in self._queued_at:
-            self._leave_queue(request_id)
+        entry = self._entries.get(request_id)
+        if entry is not None and entry.number:
+            self._leave_queue(entry)
             self._queue.cancel(self._entries.pop(request_id))
-        worker = self._at_worker.pop(request_id, None)
-        if worker is not None:
-            worker.drop(request_id)
-            worker.forget(request_id)
+        elif entry is not None and entry.batch is not None:
+            self._workers[entry.batch.worker].drop(request_id)
             self._finish(request_id, 0, whole=False)
         self._pumping.set(self._events.now)
 
@@ -253,7 +249,7 @@ class _Simulation:
     def _admitted(self, refused: Sequence[str]) -> None:
         # A refused request returns to the queue like one that a gateway sends again.
         for request_id in refused:
-            if self._at_worker.pop(request_id, None) is not None:
+            if request_id in self._entries:
                 self._finish(request_id, 0, whole=False)
                 entry = _entry(request_id, self._outcomes[int(request_id)].arrival)
                 entry.returned, entry.charged = True, entry.prompt_tokens
@@ -290,11 +286,11 @@ class _Simulation:
     def _report(self, worker: SimulatedWorker, first: Sequence[str], ended: Sequence[str]) -> None:
         """Report first tokens and ends to the batcher."""
         for request_id in first:
-            if request_id in self._at_worker:
+            if request_id in self._entries:
                 self._queue.on_answered(self._entries[request_id], self._events.now)
         for request_id in ended:
             worker.forget(request_id)
-            if self._at_worker.pop(request_id, None) is not None:
+            if request_id in self._entries:
                 outcome, now = self._outcomes[int(request_id)], self._events.now
                 first_at = now if outcome.first_at is None else outcome.first_at
                 tokens, decode_s = outcome.arrival.answer_tokens, max(0.0, now - first_at)

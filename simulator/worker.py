@@ -96,8 +96,9 @@ class SimulatedWorker:
         self._later(lambda: self._receive(sequences))
 
     def drop(self, request_id: str) -> None:
-        """Drop a request after the current step."""
+        """Drop a request after the current step; the batcher knows at once that it is no longer here."""
         self._leaving.append(request_id)
+        self.forget(request_id)
         self._cut_short()
 
     def forget(self, request_id: str) -> None:
