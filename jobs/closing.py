@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Final
 
+from jobs import webhooks
 from jobs.core.leases import PROCESSES_LOST, is_idle, unfinished_error_of
 from jobs.core.retry import FailureKind, failure_kind
 from jobs.items import Item
@@ -46,29 +47,38 @@ class _ClaimedElsewhere(Exception):
     """Another process closes the job, or it is closed."""
 
 
-class Closer:
-    """Closes the jobs that one process hears of."""
+class FollowUps:
+    """Closes the jobs that one process hears of, and sends their events."""
 
     def __init__(self, process: JobProcess) -> None:
         self._process = process
         self._owner_left: dict[str, asyncio.Event] = {}
         """By job that is being closed: set once the process that ran it has left it."""
+        self._notifying: set[str] = set()
         self._tasks = BackgroundTasks()
 
     def on_record(self, record: JobRecord) -> None:
-        """Start to close the job of a record if it has to be closed."""
+        """Start what the record of a job that this process does not run asks for."""
         job = record.job
-        if not job.closing:
-            return
-        if job.id not in self._owner_left:
-            self._owner_left[job.id] = asyncio.Event()
-            self._tasks.spawn(self._close(job.id))
-        if not job.runner:
-            self._owner_left[job.id].set()
+        if job.closing:
+            if job.id not in self._owner_left:
+                self._owner_left[job.id] = asyncio.Event()
+                self._tasks.spawn(self._close(job.id))
+            if not job.runner:
+                self._owner_left[job.id].set()
+        elif job.id not in self._notifying and webhooks.pending(record) is not None:
+            self._notifying.add(job.id)
+            self._tasks.spawn(self._notify(job.id))
 
     async def close(self) -> None:
-        """Leave the jobs to other processes."""
+        """Leave the jobs to other processes, undelivered events after `webhooks.NOTIFY_MS`."""
         await self._tasks.close()
+
+    async def _notify(self, job: str) -> None:
+        try:
+            await webhooks.notify(self._process.store, job, self._process.outside.post)
+        finally:
+            self._notifying.discard(job)
 
     async def _close(self, job: str) -> None:
         store = self._process.store

@@ -11,13 +11,12 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from jobs.closing import Closer
+from jobs.closing import FollowUps
 from jobs.core import leases
 from jobs.core.pace import RateLimit
 from jobs.process import JobProcess
 from jobs.runner import JobRunner
 from jobs.store import UPLOAD, read_record
-from jobs.webhooks import Notifier
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.telemetry.instruments import Instruments, Point
@@ -49,8 +48,7 @@ class JobScheduler:
     def __init__(self, process: JobProcess) -> None:
         self._process = process
         self._store, self._quotas = process.store, process.quotas
-        self._notifier = Notifier(process.store, process.outside.post)
-        self._closer = Closer(process)
+        self._follow_ups = FollowUps(process)
         self._leases = leases.Leases(process.name)
         self._owned: set[str] = set()
         """Jobs that this process has run: what it has left is not lost."""
@@ -94,13 +92,7 @@ class JobScheduler:
             runner.stop()
         if self._tasks:
             await asyncio.wait(self._tasks.values())
-        await self._notifier.close()
-        await self._closer.close()
-
-    def _on_record(self, record: JobRecord) -> None:
-        """Close or notify, if that is due, for a job that this process does not run."""
-        self._closer.on_record(record)
-        self._notifier.on_record(record)
+        await self._follow_ups.close()
 
     async def _on_change(self, message: Msg) -> None:
         """Handle a change of a record. It is only a hint: the write may have been refused."""
@@ -112,7 +104,7 @@ class JobScheduler:
         record = read_record(JobRecord, key, message.data) if message.data else None
         self._quotas.job(key, record)
         if key not in self._runners and record is not None:
-            self._on_record(record)
+            self._follow_ups.on_record(record)
             self._changed.set()
 
     async def _scan_due(self) -> None:
@@ -192,7 +184,7 @@ class JobScheduler:
             job = record.job
             gone_jobs.discard(job.id)
             if job.id not in self._runners:
-                self._on_record(record)
+                self._follow_ups.on_record(record)
             quotas.job(job.id, record)
             used.add(record.upload_id)
             if not leases.is_ended(job):
@@ -278,7 +270,9 @@ class JobScheduler:
         finally:
             del self._runners[runner.job], self._tasks[runner.job]
             self._yielding.discard(runner.job)
-            self._on_record(runner.record)  # `_on_change` ignores what this process writes
+            self._follow_ups.on_record(
+                runner.record
+            )  # `_on_change` ignores what this process writes
             self._share_window()
             self._abandoned_at = float("-inf")
             self._changed.set()

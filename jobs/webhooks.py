@@ -22,7 +22,6 @@ from typing import Final
 
 from jobs.outbound import Outbound
 from jobs.store import JobStore
-from sluice.background import BackgroundTasks
 from sluice.errors import InvalidRequest, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.v1 import jobs_pb2 as pb
@@ -189,45 +188,24 @@ class _SentElsewhere(Exception):
     """Another process sends the event, or it was sent."""
 
 
-class Notifier:
-    """Sends the events that this process claims."""
+async def notify(store: JobStore, job: str, post: PostWebhook) -> None:
+    """Send the event of a job, unless another process sends it."""
+    claimed: list[Event] = []
 
-    def __init__(self, store: JobStore, post: PostWebhook) -> None:
-        self._store = store
-        self._post = post
-        self._notifying: set[str] = set()
-        self._tasks = BackgroundTasks()
+    def claim(record: JobRecord) -> None:
+        if (event := pending(record)) is None:
+            raise _SentElsewhere
+        claimed[:] = [event]
+        record.notifying_until_unix_ms = unix_ms() + NOTIFY_MS
 
-    def on_record(self, record: JobRecord) -> None:
-        """Start to send the event of a record, if there is one."""
-        job = record.job.id
-        if job not in self._notifying and pending(record) is not None:
-            self._notifying.add(job)
-            self._tasks.spawn(self._notify(job))
+    def note(record: JobRecord) -> None:
+        record.notified_event_id, record.notifying_until_unix_ms = claimed[0].id, 0
 
-    async def close(self) -> None:
-        """Leave undelivered events to other processes, after `NOTIFY_MS`."""
-        await self._tasks.close()
-
-    async def _notify(self, job: str) -> None:
-        claimed: list[Event] = []
-
-        def claim(record: JobRecord) -> None:
-            if (event := pending(record)) is None:
-                raise _SentElsewhere
-            claimed[:] = [event]
-            record.notifying_until_unix_ms = unix_ms() + NOTIFY_MS
-
-        def note(record: JobRecord) -> None:
-            record.notified_event_id, record.notifying_until_unix_ms = claimed[0].id, 0
-
-        try:
-            record = await self._store.change(job, claim)
-            await send(record.job, claimed[0], self._post)
-            await self._store.change(job, note)
-        except _SentElsewhere:
-            return
-        except SluiceError as error:
-            logger.warning("webhook of job %s was delayed: %s", job, error)
-        finally:
-            self._notifying.discard(job)
+    try:
+        record = await store.change(job, claim)
+        await send(record.job, claimed[0], post)
+        await store.change(job, note)
+    except _SentElsewhere:
+        return
+    except SluiceError as error:
+        logger.warning("webhook of job %s was delayed: %s", job, error)

@@ -272,7 +272,7 @@ async def test_answers_are_reused_within_the_tenant_only(
             record.attempt = number
             running = await world.loaded(record)
             name = f"{job} {number}"
-            respond(running, entry(0, input_hash=name.encode()), answered(name))
+            respond(running, entry(number, input_hash=name.encode()), answered(name))
             await running.flush()
     names = ("mine 0", "mine 1", "theirs 0")
     given = [entry(position, one, input_hash=one.encode()) for position, one in enumerate(names)]
