@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
-from tests.support.rewriting import compile_share
+from tests.support.forks import Forks
 
-if TYPE_CHECKING:  # The process that hands out the tests runs none: imports are those of fixtures.
+if TYPE_CHECKING:
     from tests.support.mesh import RunningMesh
 
-# Nothing here asks a model hub, and torch threads that spin would only slow each other down.
+# Nothing here asks a model hub. Threads of torch that spin would slow each other down, those of tokenizers are lost in
+# the processes that `Forks` starts.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # The default mesh of the suite is that of the specialists, also where the general model was downloaded: tests of that
 # one use tests/support/chat_model.py.
@@ -76,9 +76,22 @@ MESHES: Final = "other meshes"
 running_mesh: Final = ExitStack()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # addoption() leaves lowercase letters to pytest.
+    parser.getgroup("general")._addoption(
+        "-n", type=int, default=0, dest="processes", help="processes that share the tests; 0: none"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Share the tests among processes if the command asks for some."""
+    if config.option.processes:
+        config.pluginmanager.register(Forks(config.option.processes, group_of))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole meshes come first, then files whose tests wait for servers, evenly among those that compute."""
-    groups = {item: group_of(item.nodeid) for item in items}
+    groups = {item: group_of(item) for item in items}
     waits = {groups[one] for one in items if SERVERS.intersection(fixtures_of(one))}
     waits |= {group for group in groups.values() if group.startswith(STARTS_PROCESSES)}
     files = sorted(
@@ -91,10 +104,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_collection() -> Generator[None, object, object]:
     """Thousands of tests and all their modules stay to the end: the garbage collector need not look at them."""
     gc.disable()
-    compile_share(session.config, ROOT / "tests")
     try:
         return (yield)
     finally:
@@ -107,26 +119,18 @@ def fixtures_of(item: pytest.Item) -> list[str]:
     return getattr(item, "fixturenames", [])
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Tells pytest-xdist which tests one process must run; see `group_of`."""
-    # The marks of its own "loadgroup" have no effect with pytest 9.2.
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = group_of  # type: ignore[method-assign]
-    return scheduler
-
-
-def group_of(nodeid: str) -> str:
+def group_of(item: pytest.Item) -> str:
     """The group of a test's file."""
-    return group_of_file(nodeid.partition("::")[0])
+    return group_of_file(item.path)
 
 
 @cache
-def group_of_file(file: str) -> str:
+def group_of_file(file: Path) -> str:
     """The file itself, so that fixtures of a module are made once; no more than two meshes run at once."""
-    text = (ROOT / file).read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     if ASKS_THE_MESH.search(text):
         return MESH
-    return MESHES if STARTS_A_MESH.search(text) else file
+    return MESHES if STARTS_A_MESH.search(text) else os.path.relpath(file, ROOT)
 
 
 @pytest.fixture(scope="session")
@@ -162,7 +166,7 @@ def mesh() -> "RunningMesh":
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Leave nothing to the next test that it did not ask for: a mesh that computes beside it, or ignored signals."""
     reset_signals()
-    if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
+    if nextitem is None or group_of(nextitem) != group_of(item):
         running_mesh.close()
 
 

@@ -1,7 +1,6 @@
 """The mesh of the state directory, as commands find it."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from sluice.local_mesh import is_locked, running_mesh, state_root
 from supervisor.state import MeshState, StateDir
 
 STATE = MeshState(
-    pid=os.getpid(),
+    pid=4242,
     started_unix_ms=0,
     ready=True,
     stop_s=1.0,
@@ -30,7 +29,7 @@ def test_running_mesh_reads_what_a_supervisor_wrote(tmp_path: Path) -> None:
         key = state.mesh_key()
         found = running_mesh(tmp_path)
     assert found is not None
-    assert (found.root, found.pid) == (tmp_path, os.getpid())
+    assert (found.root, found.pid) == (tmp_path, STATE.pid)
     assert (found.address, found.ca, found.api_key) == (STATE.address, STATE.ca, key)
 
 
