@@ -127,7 +127,10 @@ def down(state: OfMesh) -> None:
     """
     from supervisor.control import stop_mesh
 
-    stopped = stop_mesh(state)
+    def on_wait(names: Sequence[str], left_s: float) -> None:
+        output.progress(f"waiting for {', '.join(names)} to end (at most {left_s:.0f} s)")
+
+    stopped = stop_mesh(state, on_wait)
     how = "killed" if stopped.killed or stopped.leftovers else "stopped"
     text = f"{how} in {stopped.seconds:.1f} s"
     if stopped.pid is None and not stopped.leftovers:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
 from contextlib import chdir, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,10 @@ from supervisor.triton import remove_shared_memory
 
 STOP_MARGIN_S: Final = 5.0
 """What a supervisor may take to stop, on top of the bounds of its processes, seconds."""
+WAIT_TOLD_S: Final = 1.0
+"""How long a stop is silent about what it waits for, seconds."""
+OnWait = Callable[[Sequence[str], float], None]
+"""Takes the names of the processes that a stop waits for, and how long it still may, seconds."""
 _KILLED_BOUND_S: Final = 10.0
 _TAKEN: Final = frozenset[str]().union(*TAKEN_WHILE_RUNNING.values())
 _FIXED: Final = [name for name in Settings.model_fields if name not in _TAKEN]
@@ -47,8 +52,10 @@ class Stopped:
     seconds: float
 
 
-def stop_mesh(state: StateDir) -> Stopped:
+def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -> Stopped:
     """End the supervisor of `state` and everything it started; return when nothing is left.
+
+    `on_wait` is told each time that other processes are waited for.
 
     Raises:
         SetupError: a process does not end, or the supervisor belongs to another user.
@@ -62,7 +69,7 @@ def stop_mesh(state: StateDir) -> Stopped:
             )
         pid = seen.pid
         try:
-            killed = _end_supervisor(seen)
+            killed = _end_supervisor(state, seen, on_wait)
         except psutil.AccessDenied:
             raise SetupError(f"the supervisor (pid {pid}) belongs to another user") from None
     last = state.read() or seen
@@ -77,18 +84,39 @@ def stop_mesh(state: StateDir) -> Stopped:
     return Stopped(pid, killed, leftovers, time.monotonic() - begun)
 
 
-def _end_supervisor(seen: MeshState) -> bool:
+def _end_supervisor(state: StateDir, seen: MeshState, on_wait: OnWait) -> bool:
     """Send SIGTERM, then SIGKILL, which takes its processes down; return whether SIGKILL was needed."""
     try:
         supervisor = psutil.Process(seen.pid)
         supervisor.terminate()
-        if has_ended(seen.pid, seen.stop_s + STOP_MARGIN_S):
+        if await_end(seen.pid, seen.stop_s + STOP_MARGIN_S, state, on_wait):
             return False
         supervisor.kill()
         _expect_end(seen.pid, "the supervisor")
         return True
     except psutil.NoSuchProcess:
         return False
+
+
+def await_end(
+    pid: int,
+    bound_s: float,
+    state: StateDir,
+    on_wait: OnWait,
+    silent_s: float = WAIT_TOLD_S,
+) -> bool:
+    """Wait for the end of the supervisor; report which of its processes it waits for after `silent_s`."""
+    until, reported = time.monotonic() + bound_s, tuple[str, ...]()
+    while (left_s := until - time.monotonic()) > 0:
+        if has_ended(pid, min(silent_s, left_s)):
+            return True
+        mesh = state.read()
+        processes = () if mesh is None else mesh.processes
+        names = tuple(process.name for process in processes if process.pid is not None)
+        if names and names != reported:
+            on_wait(names, until - time.monotonic())
+            reported = names
+    return False
 
 
 def _expect_end(pid: int, name: str) -> None:
