@@ -60,17 +60,13 @@ class DedupeCache:
 
 
 def input_hash(request: GenerateRequest | EmbedRequest) -> bytes:
-    """Return 16 bytes that identify what is computed.
+    """Return 16 bytes that identify what is computed, of a request without an idempotency key.
 
     Empty if sampling is not seeded: then answers to equal inputs may differ.
     """
-    if isinstance(request, EmbedRequest):
-        named_texts = b"embed" + request.SerializeToString(deterministic=True)
-        return hashlib.blake2b(named_texts, digest_size=16).digest()
-    sampling = request.sampling
-    if sampling.temperature > 0 and not sampling.HasField("seed"):
-        return b""
-    named = GenerateRequest()
-    named.CopyFrom(request)
-    named.ClearField("idempotency_key")
-    return hashlib.blake2b(named.SerializeToString(deterministic=True), digest_size=16).digest()
+    if isinstance(request, GenerateRequest):
+        sampling = request.sampling
+        if sampling.temperature > 0 and not sampling.HasField("seed"):
+            return b""
+    named = type(request).__name__.encode() + request.SerializeToString(deterministic=True)
+    return hashlib.blake2b(named, digest_size=16).digest()

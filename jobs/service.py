@@ -20,7 +20,7 @@ from jobs.stage_log import BAD_LINES
 from jobs.stages import check_stages
 from jobs.store import job_unknown, upload_unknown
 from jobs.threads import TenantLimiter
-from jobs.uploads import NewUpload
+from jobs.uploads import new_upload
 from sluice import errors
 from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
@@ -277,13 +277,13 @@ class JobService(JobServiceServicer):
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """Store an input file."""
         await self._quotas.ready()
-        async with NewUpload(self._store, tenant_of(context), self._quotas) as upload:
+        async with new_upload(self._store, tenant_of(context), self._quotas) as upload:
             async for request in requests:
                 if isinstance(request, errors.SluiceError):
                     raise request
                 upload.record.name = upload.record.name or request.name[-256:]
                 if request.HasField("expires_after"):
-                    bounds.check_expiry("expires_after", request.expires_after)
+                    bounds.check_duration("expires_after", request.expires_after)
                     kept_ms = request.expires_after.ToMilliseconds()
                     upload.record.expire_unix_ms = unix_ms() + kept_ms
                 if len(request.data) > _CHUNK_OF_CALL_MAX:

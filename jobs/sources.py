@@ -119,6 +119,7 @@ class InputSource:
         )
 
 
+@dataclass
 class MessageSource:
     """Messages of a NATS subject, in a stream of the operator.
 
@@ -126,28 +127,20 @@ class MessageSource:
     where in the stream it ends, and is stored only if there is none yet: of two processes that read for
     the same job one is refused, and continues behind the other's chunk. So every message is in the
     input once, whatever is killed, and copied messages may leave the stream. Nothing is acknowledged:
-    the stream and its other readers are not affected.
+    the stream and its other readers are not affected. The input of a job that has ended, or is retried,
+    ends with the last message that was stored.
 
     Attributes:
+        skipped: messages at the start that are left out.
         share_read: share of the input that was read, 0 to 1; 0 while unknown.
         sequence: sequence of the last message that was read; 0: none was.
     """
 
-    def __init__(self, process: JobProcess, record: JobRecord, skipped: int = 0) -> None:
-        """Create it; `skipped` messages at the start are left out.
-
-        The input of a job that has ended, or is retried, ends with the last message that was
-        stored.
-        """
-        self._follows = record.job.state not in OVER and not record.attempt
-        self._process, self._tenant = process, record.job.tenant
-        self.share_read = 0.0
-        self.sequence = 0
-        self._store = process.store
-        self._job, self._upload = record.job, record.upload_id
-        self._source = source = record.job.spec.input
-        self._template = template_of(source)
-        self._parser = ItemParser(defaults_of(record.job.spec), source.id_field, skipped)
+    process: JobProcess
+    record: JobRecord
+    skipped: int = 0
+    share_read: float = 0.0
+    sequence: int = 0
 
     async def blocks(self) -> AsyncIterator[Block]:
         """Yield all of them, as they come.
@@ -157,32 +150,26 @@ class MessageSource:
             StorageFull: the store is full.
             TransportUnavailable: JetStream does not respond.
         """
+        job, threads = self.record.job, self.process.outside.reading
+        parser = ItemParser(defaults_of(job.spec), job.spec.input.id_field, self.skipped)
         async for chunk in self._chunks():
             self.sequence, self.share_read = chunk.sequence, float(chunk.ended)
-            reading = self._process.outside.reading
-            if block := await reading.run(self._tenant, self._block, chunk):
+            if block := await threads.run(job.tenant, _messages_of, job, parser, chunk):
                 yield block
 
-    def _block(self, chunk: MessageChunk) -> Block:
-        first, block = chunk.count - len(chunk.messages), Block()
-        for index, message in enumerate(chunk.messages, first):
-            row = json_row(message, MESSAGE_BYTES_MAX)
-            item = self._parser.parse(index + 1, row, self._template)
-            if item is not None:
-                block.append(place_item(self._job, index, item))
-        return block
-
     async def _chunks(self) -> AsyncIterator[MessageChunk]:
-        chunk, number = MessageChunk(sequence=max(1, self._source.nats_start_sequence) - 1), 0
-        upload = UploadRecord(tenant=self._tenant, create_unix_ms=unix_ms())
+        store, quotas, upload_id = self.process.store, self.process.quotas, self.record.upload_id
+        job, number = self.record.job, 0
+        chunk = MessageChunk(sequence=max(1, job.spec.input.nats_start_sequence) - 1)
+        upload = UploadRecord(tenant=job.tenant, create_unix_ms=unix_ms())
         while not chunk.ended:
-            stored = await self._store.read_messages(self._upload, number)
+            stored = await store.read_messages(upload_id, number)
             if stored is None:
-                if not self._follows:
+                if job.state in OVER or self.record.attempt:
                     return
                 try:
                     fresh = await self._read_chunk(chunk)
-                    await self._store.write_messages(self._upload, number, fresh)
+                    await store.write_messages(upload_id, number, fresh)
                 except InvalidRequest as error:
                     raise input_unreadable(error) from error
                 except Fenced:  # Another process read the same messages first: take its chunk.
@@ -191,20 +178,21 @@ class MessageSource:
             number += 1
             upload.size_bytes += chunk.ByteSize()
             if stored is None:
-                await self._store.write_upload(self._upload, upload)
-                self._process.quotas.upload(self._upload, upload)
-                self._process.quotas.check_inputs(self._tenant)
+                await store.write_upload(upload_id, upload)
+                quotas.upload(upload_id, upload)
+                quotas.check_inputs(job.tenant)
             yield chunk
 
     async def _read_chunk(self, before: MessageChunk) -> MessageChunk:
         """Return the next messages: a block of them, or those that came within `COALESCE_S`."""
-        stream = self._process.outside.stream_of(self._tenant, self._source)
+        source = self.record.job.spec.input
+        stream = self.process.outside.stream_of(self.record.job.tenant, source)
         chunk = MessageChunk(count=before.count, sequence=before.sequence)
-        size, idle_s = 0, ms_of(self._source.nats_idle) / 1e3
+        size, idle_s = 0, ms_of(source.nats_idle) / 1e3
         begun_at = came_at = time.monotonic()
         while len(chunk.messages) < BLOCK and not chunk.ended:
-            stored = await self._store.read_message(
-                stream, self._source.nats_subject, chunk.sequence + 1
+            stored = await self.process.store.read_message(
+                stream, source.nats_subject, chunk.sequence + 1
             )
             if stored is None:
                 now = time.monotonic()
@@ -221,8 +209,19 @@ class MessageSource:
             if message:
                 chunk.count += 1
                 chunk.messages.append(message[: MESSAGE_BYTES_MAX + 1])
-            chunk.ended = not message or chunk.count == self._source.nats_message_count
+            chunk.ended = not message or chunk.count == source.nats_message_count
         return chunk
+
+
+def _messages_of(job: Job, parser: ItemParser, chunk: MessageChunk) -> Block:
+    """Return the items of the messages of a chunk."""
+    first, template = chunk.count - len(chunk.messages), template_of(job.spec.input)
+    block: Block = []
+    for index, message in enumerate(chunk.messages, first):
+        item = parser.parse(index + 1, json_row(message, MESSAGE_BYTES_MAX), template)
+        if item is not None:
+            block.append(place_item(job, index, item))
+    return block
 
 
 def blocks_of(items: Iterable[Item]) -> Iterator[Block]:

@@ -62,14 +62,14 @@ def check_spec(spec: pb.JobSpec) -> None:
     if spec.retries.max_retries > RETRIES_MAX:
         raise InvalidRequest.of("spec.retries.max_retries", f"must be at most {RETRIES_MAX}")
     for field in ("input.nats_idle", "retries.initial_backoff", "retries.max_backoff"):
-        _check_wait(f"spec.{field}", attrgetter(field)(spec))
-    check_expiry("spec.results_expire_after", spec.results_expire_after)
+        check_duration(f"spec.{field}", attrgetter(field)(spec), WAIT_S_MAX)
+    check_duration("spec.results_expire_after", spec.results_expire_after)
 
 
-def check_expiry(field: str, after: Duration) -> None:
-    """Raise InvalidRequest unless `after`, if set, lies within the coming year."""
-    if not 0 <= ms_of(after) <= EXPIRY_S_MAX * 1000:
-        raise InvalidRequest.of(field, f"must be 0 to {EXPIRY_S_MAX:g} s")
+def check_duration(field: str, duration: Duration, seconds_max: float = EXPIRY_S_MAX) -> None:
+    """Raise InvalidRequest unless a duration, if set, is from 0 to `seconds_max`."""
+    if not 0 <= ms_of(duration) <= seconds_max * 1000:
+        raise InvalidRequest.of(field, f"must be 0 to {seconds_max:g} s")
 
 
 def check_limits(limits: pb.JobLimits) -> None:
@@ -78,7 +78,7 @@ def check_limits(limits: pb.JobLimits) -> None:
         raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
     if not 0 <= limits.max_cost < math.inf:  # NaN too
         raise InvalidRequest.of("limits.max_cost", "must be a number that is not negative")
-    _check_wait("limits.item_timeout", limits.item_timeout)
+    check_duration("limits.item_timeout", limits.item_timeout, WAIT_S_MAX)
     if ms_of(limits.deadline_time) > unix_ms() + DEADLINE_S_MAX * 1000:
         raise InvalidRequest.of("limits.deadline_time", "is more than a year ahead")
 
@@ -100,8 +100,3 @@ def check_count(field: str, values: Iterable[object], limit: int) -> None:
     """Raise InvalidRequest for more than `limit` values."""
     if len(list(values)) > limit:
         raise InvalidRequest.of(field, f"has over {limit} entries")
-
-
-def _check_wait(field: str, wait: Duration) -> None:
-    if not 0 <= ms_of(wait) <= WAIT_S_MAX * 1000:
-        raise InvalidRequest.of(field, f"must be 0 to {WAIT_S_MAX:g} s")

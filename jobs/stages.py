@@ -209,6 +209,7 @@ class StageSource:
         """Return the item of a part; its index is set later."""
         spec, stage, request = self._spec, self._stage, GenerateRequest()
         request.CopyFrom(asked)
+        request.ClearField("idempotency_key")
         request.prompt = _rendered(stage, texts[part], part, len(texts))
         request.model = stage.model or request.model
         if stage.HasField("sampling"):

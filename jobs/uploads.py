@@ -3,11 +3,11 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from jobs import webhooks
@@ -42,9 +42,7 @@ _T = TypeVar("_T")
 
 
 class NewUpload:
-    """A file that is being stored, in chunks of one size; nothing is left of it if the block fails.
-
-    Its methods raise LimitReached and StorageFull if the tenant has used its quota.
+    """A file that is being stored, in chunks of one size; see `new_upload`.
 
     Attributes:
         id: its name.
@@ -85,20 +83,23 @@ class NewUpload:
         self.record.size_bytes += len(chunk)
         self._quotas.upload(self.id, self.record)
 
-    async def __aenter__(self) -> Self:
-        self._quotas.check_upload(self.record.tenant)
-        self._quotas.upload(self.id, self.record)
-        try:
-            await self._store.write_upload(self.id, self.record)
-        except BaseException:
-            self._quotas.upload(self.id, None)
-            raise
-        return self
 
-    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        if error is not None:
-            await asyncio.shield(self._store.delete_upload(self.id))
-            self._quotas.upload(self.id, None)
+@asynccontextmanager
+async def new_upload(store: JobStore, tenant: str, quotas: Quotas) -> AsyncIterator[NewUpload]:
+    """Begin to store a file; nothing is left of it if the block fails.
+
+    Raises LimitReached and StorageFull, as methods of the file do, if the tenant has used its quota.
+    """
+    quotas.check_upload(tenant)
+    upload = NewUpload(store, tenant, quotas)
+    quotas.upload(upload.id, upload.record)
+    try:
+        await store.write_upload(upload.id, upload.record)
+        yield upload
+    except BaseException:
+        quotas.upload(upload.id, None)
+        await asyncio.shield(store.delete_upload(upload.id))
+        raise
 
 
 class ExternalAccess:
@@ -199,8 +200,8 @@ class ExternalAccess:
 
         Raises:
             InvalidRequest: it cannot be read.
-            LimitReached: see `NewUpload`.
-            StorageFull: see `NewUpload`.
+            LimitReached: see `new_upload`.
+            StorageFull: see `new_upload`.
             SourceUnreachable: it cannot be reached, or not be read to its end; nor could it in the last try.
             TransportUnavailable: JetStream does not respond.
         """
@@ -208,7 +209,7 @@ class ExternalAccess:
         while True:
             pieces = read_url(url, self.prefixes_of(tenant), self._outbound)
             try:
-                async with NewUpload(store, tenant, quotas) as upload:
+                async with new_upload(store, tenant, quotas) as upload:
                     upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]
                     while piece := await self._next(tenant, pieces):
                         await upload.add(piece)
