@@ -21,13 +21,7 @@ def temporary_table(columns: str) -> sqlite3.Connection:
     Threads may use it in turn.
     """
     database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-    pragmas = (
-        "temp_store=FILE",
-        "journal_mode=OFF",
-        "synchronous=OFF",
-        f"cache_size=-{_CACHE_KIB}",
-    )
-    for pragma in pragmas:
+    for pragma in ("temp_store=FILE", "journal_mode=OFF", f"cache_size=-{_CACHE_KIB}"):
         database.execute(f"PRAGMA {pragma}")
     database.execute(f"CREATE TABLE kept ({columns}) WITHOUT ROWID")
     return database

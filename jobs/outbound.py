@@ -19,9 +19,8 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from threading import Timer
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -163,8 +162,38 @@ class Outbound:
             TransportUnavailable: it cannot be reached, or the bytes do not come to their end.
         """
         name = self.check(url, field).parts.netloc
-        request = partial(self._request, "GET", url, field)
-        yield from _Download(request, name, field, self._wait).pieces()
+        position, size, version, failures = 0, None, "", 0
+        while True:
+            begin, headers = position, {"Accept-Encoding": "identity"}
+            if begin:
+                headers |= {"Range": f"bytes={begin}-", "If-Range": version}
+            try:
+                with self._request("GET", url, field, headers) as response:
+                    if (
+                        begin
+                        and response.status in _CHANGED
+                        and not _is_rest(response, begin, size)
+                    ):
+                        version = ""
+                        raise _broken(name, "the file changed while it was read")
+                    if response.status != (206 if begin else 200):
+                        raise _refused(name, field, response.status)
+                    if not begin:
+                        tag = response.headers.get("ETag", "")
+                        version = "" if tag.startswith("W/") else tag
+                        size = response.length
+                    while piece := response.read1(PIECE_BYTES):
+                        position += len(piece)
+                        yield piece
+                if size is None or position >= size:
+                    return
+                raise _broken(name, f"ended after {position} of {size} bytes")
+            except TransportUnavailable:
+                # A connection that brought bytes starts the count of failures anew.
+                failures = 1 if position > begin else failures + 1
+                if failures > FAILURES_MAX or not (position and version):
+                    raise
+            self._wait(FIRST_WAIT_S * 2 ** (failures - 1))
 
     @contextmanager
     def _request(
@@ -230,77 +259,25 @@ FAILURES_MAX: Final = 4
 FIRST_WAIT_S: Final = 0.5
 """Wait before the download continues, in seconds; doubles with each connection that brings nothing."""
 _PASSING: Final = frozenset({408, 425, 429})
+_CHANGED: Final = frozenset({200, 206, 412, 416})
 
 
-class _Download:
-    """One download; `request` sends a GET with headers, see `Outbound._request`."""
+def _is_rest(response: http.client.HTTPResponse, position: int, size: int | None) -> bool:
+    """Return whether a later response has the rest of the file."""
+    whole = r"\d+" if size is None else size
+    rest = rf"bytes {position}-\d+/({whole}|\*)"
+    given = response.headers.get("Content-Range", "")
+    return response.status == 206 and re.fullmatch(rest, given) is not None
 
-    def __init__(
-        self,
-        request: Callable[[Mapping[str, str]], AbstractContextManager[http.client.HTTPResponse]],
-        name: str,
-        field: str,
-        wait: Callable[[float], None],
-    ) -> None:
-        self._request, self._wait = request, wait
-        self._name, self._field = name, field
-        self._position = 0
-        self._size: int | None = None
-        self._version = ""
 
-    def pieces(self) -> Generator[bytes]:
-        """Yield all bytes; raises as `Outbound.read`."""
-        failures = 0
-        while True:
-            before = self._position
-            try:
-                yield from self._connection()
-            except TransportUnavailable:
-                # A connection that brought bytes starts the count of failures anew.
-                failures = 1 if self._position > before else failures + 1
-                if failures > FAILURES_MAX or not (self._position and self._version):
-                    raise
-                self._wait(FIRST_WAIT_S * 2 ** (failures - 1))
-            else:
-                return
+def _refused(name: str, field: str, status: int) -> Exception:
+    if status >= 500 or status in _PASSING:
+        return _broken(name, f"says {status}")
+    return InvalidRequest.of(field, f"{name} says {status}")
 
-    def _connection(self) -> Generator[bytes]:
-        headers = {"Accept-Encoding": "identity"}
-        if self._position:
-            headers |= {"Range": f"bytes={self._position}-", "If-Range": self._version}
-        with self._request(headers) as response:
-            if self._position:
-                self._check_rest(response)
-            elif response.status != 200:
-                raise self._refused(response.status)
-            else:
-                tag = response.headers.get("ETag", "")
-                self._version = "" if tag.startswith("W/") else tag
-                self._size = response.length
-            while piece := response.read1(PIECE_BYTES):
-                self._position += len(piece)
-                yield piece
-        if self._size is not None and self._position < self._size:
-            raise self._broken(f"ended after {self._position} of {self._size} bytes")
 
-    def _check_rest(self, response: http.client.HTTPResponse) -> None:
-        """Check that a later response has the rest of the file."""
-        size = r"\d+" if self._size is None else self._size
-        rest = rf"bytes {self._position}-\d+/({size}|\*)"
-        if response.status == 206 and re.fullmatch(rest, response.headers.get("Content-Range", "")):
-            return
-        if response.status in (200, 206, 412, 416):
-            self._version = ""
-            raise self._broken("the file changed while it was read")
-        raise self._refused(response.status)
-
-    def _refused(self, status: int) -> Exception:
-        if status >= 500 or status in _PASSING:
-            return self._broken(f"says {status}")
-        return InvalidRequest.of(self._field, f"{self._name} says {status}")
-
-    def _broken(self, why: str) -> TransportUnavailable:
-        return TransportUnavailable(f"{self._name}: {why}", retry_after_s=1.0)
+def _broken(name: str, why: str) -> TransportUnavailable:
+    return TransportUnavailable(f"{name}: {why}", retry_after_s=1.0)
 
 
 URL_FIELD: Final = "spec.input.url"

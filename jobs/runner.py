@@ -72,7 +72,7 @@ class JobRunner:
         self._throughput = Throughput()
         self._started_at = self.heartbeat_at = time.monotonic()
         self._earlier_ms = record.running_ms
-        self._work_used, self._earlier_use = JobWork(), record.use
+        self._work_used = JobWork(record.use)
         self._wait_reason = ""
         self._stopped = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -209,7 +209,7 @@ class JobRunner:
         spent = self._earlier.counts.cost
         with DedupeCache() as cache:
             attempt = StageAttempt(
-                self._process, record, stage, metadata, cache, spent, self._work_used
+                self._process, record, stage, metadata, cache, self._work_used, spent
             )
             attempt.set_concurrency(self.concurrency)
             await attempt.load()
@@ -274,7 +274,7 @@ class JobRunner:
     def _note_progress(self, record: JobRecord) -> None:
         job, attempt, now = record.job, self._attempt, time.monotonic()
         record.running_ms = self._earlier_ms + round((now - self._started_at) * 1e3)
-        record.use.CopyFrom(self._work_used.use(self._earlier_use))
+        record.use.CopyFrom(self._work_used.use)
         self.heartbeat_at = now
         if isinstance(self._source, MessageSource) and self._source.sequence:
             job.nats_last_sequence = self._source.sequence

@@ -92,8 +92,8 @@ class StageAttempt:
         stage: int,
         metadata: tuple[tuple[str, str], ...],
         cache: DedupeCache,
+        work: JobWork,
         spent: float = 0.0,
-        work: JobWork | None = None,
     ) -> None:
         """Create an attempt.
 
@@ -103,10 +103,10 @@ class StageAttempt:
             stage: number of the stage.
             metadata: tenant and trace of the calls to gateways.
             cache: answers by input hash.
-            spent: cost of earlier attempts and stages.
             work: counts what the items take of workers.
+            spent: cost of earlier attempts and stages.
         """
-        self._work = work or JobWork()
+        self._work = work
         self._process = process
         self._record = record
         self._cache = cache

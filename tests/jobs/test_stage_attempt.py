@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 
 from jobs.answers import DedupeCache
+from jobs.core.work import JobWork
 from jobs.gateways import GatewayClient
 from jobs.items import Item
 from jobs.process import JobProcess, JobStopped
@@ -59,7 +60,8 @@ class World:
     ) -> StageAttempt:
         record = record or self.record()
         metadata = (("sluice-tenant", record.job.tenant),)
-        running = StageAttempt(self.process, record, stage, metadata, cache or self.cache)
+        work = JobWork(record.use)
+        running = StageAttempt(self.process, record, stage, metadata, cache or self.cache, work)
         running.set_concurrency(64)
         return running
 

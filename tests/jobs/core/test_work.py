@@ -13,10 +13,10 @@ def work(worker: str, computing_s: float, tokens: int = 0, cells: int = 0) -> li
 
 def use_of(*items: tuple[str, float, float]) -> MeshUse:
     """Items by worker, begin and end."""
-    job = JobWork()
+    job = JobWork(MeshUse())
     for worker, begin, end in items:
         job.add(work(worker, end - begin), end)
-    return job.use(MeshUse())
+    return job.use
 
 
 def test_busy_time_unites_items_that_overlap() -> None:
@@ -42,16 +42,16 @@ def test_busy_time_keeps_a_bounded_number_of_spans() -> None:
 
 
 def test_padding_is_that_of_the_batches_of_the_items() -> None:
-    job = JobWork()
+    job = JobWork(MeshUse(batch_tokens=60))
     # A batch of two rows of 10 and 30 tokens: 60 cells, a third of them padding.
     job.add(work("w", 1, tokens=10, cells=15), 1)
     job.add(work("w", 1, tokens=30, cells=45), 1)
-    use = job.use(MeshUse(batch_tokens=60, padding_tokens=0))
+    use = job.use
     assert (use.batch_tokens, use.padding_tokens) == (100, 20)
 
 
 def test_use_continues_that_of_an_earlier_process() -> None:
-    job = JobWork()
+    job = JobWork(MeshUse(busy_s=3, worker_s=4))
     job.add(work("w", 2), 10)
-    use = job.use(MeshUse(busy_s=3, worker_s=4))
+    use = job.use
     assert [use.busy_s, use.worker_s] == pytest.approx([5, 6])
