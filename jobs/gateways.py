@@ -123,11 +123,20 @@ class _ItemStream:
     async def run(self) -> None:
         while True:
             first = await self._next()
+            call = self._of.stub.Run(metadata=self._of.metadata)
+            sending = asyncio.ensure_future(self._send(call, first))
+            error: SluiceError = TransportUnavailable("the gateway ended the call")
             try:
-                await self._exchange(first)
-                error: SluiceError = TransportUnavailable("the gateway ended the call")
+                async for message in call:
+                    for response in (message, *message.more):
+                        item = self.sent.pop(response.id, None)
+                        if item is not None:
+                            self._of.on_answer(item, response)
             except grpc.aio.AioRpcError as failed:
                 error = error_of(failed)
+            finally:
+                sending.cancel()
+                call.cancel()
             self.connected = False
             logger.warning(
                 "lost a call to a gateway, resending %d items: %s", len(self.sent), error.message
@@ -137,19 +146,6 @@ class _ItemStream:
                 self._of.on_returned(item)
             await asyncio.sleep(RECONNECT_S)
             self.connected = True
-
-    async def _exchange(self, first: RunRequest) -> None:
-        call = self._of.stub.Run(metadata=self._of.metadata)
-        sending = asyncio.ensure_future(self._send(call, first))
-        try:
-            async for message in call:
-                for response in (message, *message.more):
-                    item = self.sent.pop(response.id, None)
-                    if item is not None:
-                        self._of.on_answer(item, response)
-        finally:
-            sending.cancel()
-            call.cancel()
 
     async def _send(self, call: Any, request: RunRequest) -> None:
         try:

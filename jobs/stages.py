@@ -6,6 +6,7 @@ one answer. If a part is a dead letter, so is its document.
 """
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -107,24 +108,18 @@ async def open_stage(
     return source, parts.blocks(item async for block in blocks for item in block)
 
 
+@dataclass
 class StageSource:
     """Items of one stage of a job, in blocks. Texts are split by the tokens that a gateway finds in them."""
 
-    def __init__(
-        self,
-        process: JobProcess,
-        record: JobRecord,
-        stage: int,
-        metadata: tuple[tuple[str, str], ...],
-    ) -> None:
-        self._store, self._gateways = process.store, process.gateways
-        self._call_options: dict[str, Any] = {
-            "metadata": (*metadata, *process.gateways.metadata),
-            "timeout": LOOKUP_S,
-        }
-        self._job, self._spec, self._attempt = record.job, record.job.spec, record.attempt
-        self._number = stage
-        self._stage = stage_of(self._spec, stage)
+    process: JobProcess
+    record: JobRecord
+    number: int
+    metadata: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        self._spec = self.record.job.spec
+        self._stage = stage_of(self._spec, self.number)
         self._model = self._stage.model or self._spec.model or AUTO
         self._part_size = 0
 
@@ -147,7 +142,7 @@ class StageSource:
         """Yield the documents of a later stage: the answers of the stage before."""
         parts: list[ItemOutcome] = []
         async for outcome in merge_attempts(
-            self._store, self._job.id, self._number - 1, self._attempt
+            self.process.store, self.record.job.id, self.number - 1, self.record.attempt
         ):
             if parts and parts[0].document != outcome.document:
                 yield self._joined(parts)
@@ -161,7 +156,7 @@ class StageSource:
 
         `Item.parts` of a document that is repeated is how many it had: there have to be fewer now.
         """
-        first, repeated = parts[0].result, self._number >= len(self._spec.stages)
+        first, repeated = parts[0].result, self.number >= len(self._spec.stages)
         request = defaults_of(self._spec)
         document = Item(first.custom_id, first.line, request, first.url, parts[0].document)
         failed = next((part.result for part in parts if part.result.HasField("error")), None)
@@ -216,7 +211,9 @@ class StageSource:
             request.sampling.CopyFrom(stage.sampling)
         request_whole_answer(request, spec)
         hashed = b"" if spec.dedupe.disabled else input_hash(request)
-        set_idempotency_key(request, self._job, f"{document.custom_id}\0{self._number}\0{part}")
+        set_idempotency_key(
+            request, self.record.job, f"{document.custom_id}\0{self.number}\0{part}"
+        )
         item = Item(document.custom_id, document.line, request, document.url, input_hash=hashed)
         item.document, item.part, item.parts = document.index, part, len(texts)
         return item
@@ -230,14 +227,14 @@ class StageSource:
         """
         size = self._part_size = self._part_size or await self._part_tokens()
         request = FindTokenEndsRequest(model=self._model, text=text)
-        ends = (await self._call_gateway(self._gateways.stub.FindTokenEnds, request)).ends
+        ends = (await self._call_gateway(self.process.gateways.stub.FindTokenEnds, request)).ends
         overlap = min(self._stage.overlap_tokens, size - 1)
         return [text[begin:end] for begin, end in split(text, ends, size, overlap)] or [text]
 
     async def _part_tokens(self) -> int:
         prompt = _rendered(self._stage, "", 0, 1)
         request = CountTokensRequest(model=self._model, prompt=prompt if prompt.strip() else "-")
-        counted = await self._call_gateway(self._gateways.models.CountTokens, request)
+        counted = await self._call_gateway(self.process.gateways.models.CountTokens, request)
         context = int(counted.context_tokens)
         has_own = self._stage.HasField("sampling")
         max_tokens = (self._stage if has_own else self._spec).sampling.max_tokens
@@ -252,10 +249,11 @@ class StageSource:
 
     async def _call_gateway(self, method: Any, request: Any) -> Any:
         """Call a gateway; try again while none responds or has capacity, for `GATEWAY_S`."""
+        metadata = (*self.metadata, *self.process.gateways.metadata)
 
         async def call() -> Any:
             try:
-                return await method(request, **self._call_options)
+                return await method(request, metadata=metadata, timeout=LOOKUP_S)
             except grpc.aio.AioRpcError as failed:
                 error = error_of(failed)
             if failure_kind(error) is FailureKind.NO_ROOM:

@@ -36,6 +36,10 @@ class EventQueue:
         self._added += 1
         heappush(self._heap, (max(self.now, when), self._added, action))
 
+    def after(self, seconds: float, action: Action) -> None:
+        """Run an action when this many seconds have passed."""
+        self.at(self.now + seconds, action)
+
     def next_at(self) -> float | None:
         """Return when the next action is due; None without any."""
         return self._heap[0][0] if self._heap else None
@@ -120,7 +124,7 @@ class Cores:
             done_s, number, _ = self._work[0]
             left_s = (done_s - self._virtual_s) / self.sharing.speed(len(self._work))
             added = self._added
-            self._events.at(self._events.now + left_s, lambda: self._finish(number, added))
+            self._events.after(left_s, lambda: self._finish(number, added))
 
     def _finish(self, number: int, added: int) -> None:
         """Finish the first item, unless something was added or finished since."""

@@ -141,7 +141,7 @@ class _Simulation:
                 return
             outcome.expected_s = admission.sent(arrival, now)
         publish = partial(self._publish, number)
-        self._handle(lambda: self._later(self._setup.links.in_s, publish))
+        self._handle(lambda: self._events.after(self._setup.links.in_s, publish))
         if arrival.timeout_s is not None:
             self._events.at(arrival.at_s + arrival.timeout_s, partial(self._expire, number))
 
@@ -151,9 +151,6 @@ class _Simulation:
             then()
         else:
             self._cores.work(self._cores.sharing.request_s / 2, then)
-
-    def _later(self, seconds: float, action: Action) -> None:
-        self._events.at(self._events.now + seconds, action)
 
     def _report_load(self) -> None:
         """Report the load of the batcher, and schedule the next report."""

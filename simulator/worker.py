@@ -1,55 +1,48 @@
 """A simulated worker: batches in flight, the steps of its engine, and the batcher's view of it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
 from batcher.core.scheduler.capacity import Capacity, UsableCapacity
 from model_workers.engine.protocol import SequenceSpec
 from model_workers.grants import NO_CAPACITY, ClassCapacity, class_capacities
-from simulator.cores import Action, Alarm, Cores, EventQueue
+from simulator.cores import Alarm, Cores, EventQueue
 from simulator.engines import SimulatedEngine, StepProgress, Stretch
 from simulator.results import History
 
 
+@dataclass(eq=False)
 class SimulatedWorker:
-    """An engine and the time that its steps take."""
+    """An engine and the time that its steps take.
 
-    def __init__(
-        self,
-        name: str,
-        engine: SimulatedEngine,
-        history: History,
-        send_s: float,
-        events: EventQueue,
-        cores: Cores | None,
-        on_admitted: Callable[[Sequence[str]], None],
-        on_progress: "Callable[[SimulatedWorker, StepProgress], None]",
-    ) -> None:
-        """Create an idle worker.
+    Attributes:
+        name: its name.
+        engine: computes the steps.
+        history: gets the time that it computes.
+        send_s: delay between batcher and worker, in seconds.
+        events: virtual time.
+        cores: cores that the engine shares; None: it has its own.
+        on_admitted: called with the refused requests when a batch is acknowledged.
+        on_progress: called when steps are done and their frames were sent.
+    """
 
-        Args:
-            name: its name.
-            engine: computes the steps.
-            history: gets the time that it computes.
-            send_s: delay between batcher and worker, in seconds.
-            events: virtual time.
-            cores: cores that the engine shares; None: it has its own.
-            on_admitted: called with the refused requests when a batch is acknowledged.
-            on_progress: called when steps are done and their frames were sent.
-        """
-        self.name = name
-        self._engine = engine
-        self._history = history
-        self._send_s = send_s
-        self._events = events
-        self._cores = cores
-        self._on_admitted, self._on_progress = on_admitted, on_progress
+    name: str
+    engine: SimulatedEngine
+    history: History
+    send_s: float
+    events: EventQueue
+    cores: Cores | None
+    on_admitted: Callable[[Sequence[str]], None]
+    on_progress: "Callable[[SimulatedWorker, StepProgress], None]"
+
+    def __post_init__(self) -> None:
         self._stretch: Stretch | None = None
         self._started_at = 0.0
         self._steps = 0
         """Steps of the stretch until a sequence joins or leaves."""
-        self._end = Alarm(events, self._finish)
+        self._end = Alarm(self.events, self._finish)
         self._leaving: list[str] = []
         self._arrived: list[Sequence[SequenceSpec]] = []
         self._sent: dict[str, tuple[int, int]] = {}
@@ -63,7 +56,7 @@ class SimulatedWorker:
 
     def capacity(self) -> Capacity:
         """Return what the batcher knows: the worker's last report, and what it sent since."""
-        load = self._engine.load()
+        load = self.engine.load()
         in_flight = self._in_flight.values()
         sent = (self._sent.get(sequence.request_id, (0, 0)) for sequence in in_flight)
         reserved = sum(tokens for tokens, _ in sent)
@@ -93,7 +86,7 @@ class SimulatedWorker:
         for sequence, tokens in zip(sequences, cache_tokens, strict=True):
             self._in_flight[sequence.request_id] = sequence
             self._sent[sequence.request_id] = tokens, self._sent_batches
-        self._later(lambda: self._receive(sequences))
+        self.events.after(self.send_s, partial(self._receive, sequences))
 
     def drop(self, request_id: str) -> None:
         """Drop a request after the current step; the batcher knows at once that it is no longer here."""
@@ -108,10 +101,7 @@ class SimulatedWorker:
     def account(self) -> None:
         """Count the time of steps that still run when the simulation ends."""
         if self._stretch is not None:
-            self._count_time(self._events.now - self._started_at)
-
-    def _later(self, action: Action) -> None:
-        self._events.at(self._events.now + self._send_s, action)
+            self._count_time(self.events.now - self._started_at)
 
     def _receive(self, sequences: Sequence[SequenceSpec]) -> None:
         """Accept new sequences between two steps."""
@@ -120,58 +110,51 @@ class SimulatedWorker:
         if self._stretch is None:
             self._start()
 
-    def _admit(self, sequences: Sequence[SequenceSpec]) -> None:
-        for sequence in sequences:
-            del self._in_flight[sequence.request_id]
-        refused = self._engine.admit(sequences)
-        self._later(lambda: self._answer(refused))
-
     def _answer(self, refused: Sequence[str]) -> None:
         self._unanswered -= 1
         for request_id in refused:
             self.forget(request_id)
-        self._on_admitted(refused)
+        self.on_admitted(refused)
 
     def _start(self) -> None:
         for request_id in self._leaving:
-            self._engine.cancel(request_id)
+            self.engine.cancel(request_id)
         self._leaving.clear()
         for sequences in self._arrived:
-            self._admit(sequences)
+            for sequence in sequences:
+                del self._in_flight[sequence.request_id]
+            refused = self.engine.admit(sequences)
+            self.events.after(self.send_s, partial(self._answer, refused))
         self._arrived.clear()
-        self._started_at = self._events.now
-        self._stretch = self._engine.stretch(self._started_at)
+        self._started_at = self.events.now
+        self._stretch = self.engine.stretch(self._started_at)
         if self._stretch is None:
             return
-        self._steps = self._stretch.steps if self._cores is None else 1
+        self._steps = self._stretch.steps if self.cores is None else 1
         seconds = self._stretch.seconds(self._steps)
-        if self._cores is None:
+        if self.cores is None:
             self._end.set(self._started_at + seconds)
-        else:
-            self._share(self._cores, seconds)
+        else:  # A part of the step is computed on the shared cores.
+            share = self.cores.sharing.step_share
+            computed = partial(self.cores.work, share * seconds, self._finish)
+            self.events.after((1 - share) * seconds, computed)
 
     def _cut_short(self) -> None:
         """End the stretch after the current step, because a sequence waits to join or to leave."""
-        if self._stretch is None or self._cores is not None:
+        if self._stretch is None or self.cores is not None:
             return  # Idle, or on shared cores, where stretches have a single step.
-        self._steps = self._stretch.steps_within(self._events.now - self._started_at)
+        self._steps = self._stretch.steps_within(self.events.now - self._started_at)
         self._end.set(self._started_at + self._stretch.seconds(self._steps))
 
-    def _share(self, cores: Cores, seconds: float) -> None:
-        """Run a step of so many seconds on the shared cores."""
-        share = cores.sharing.step_share
-        computed = partial(cores.work, share * seconds, self._finish)
-        self._events.at(self._started_at + (1 - share) * seconds, computed)
-
     def _finish(self) -> None:
-        self._count_time(self._events.now - self._started_at)
-        progress = self._engine.advance(self._steps)
+        self._count_time(self.events.now - self._started_at)
+        progress = self.engine.advance(self._steps)
         self._stretch = None
-        if self._cores is None:
-            self._on_progress(self, progress)
+        if self.cores is None:
+            self.on_progress(self, progress)
         elif progress.first or progress.ended or progress.streamed:
             self._unsent.append(progress)
-            self._send_report(self._cores)
+            self._send_report(self.cores)
         self._start()
 
     def _send_report(self, cores: Cores) -> None:
@@ -187,9 +170,9 @@ class SimulatedWorker:
     def _arrived_at_callers(self, sent: Sequence[StepProgress], cores: Cores) -> None:
         self._sends = False
         for progress in sent:
-            self._on_progress(self, progress)
+            self.on_progress(self, progress)
         self._send_report(cores)
 
     def _count_time(self, seconds: float) -> None:
-        self._history.busy_s += seconds
-        self._history.slot_s += seconds * self._engine.load().running
+        self.history.busy_s += seconds
+        self.history.slot_s += seconds * self.engine.load().running

@@ -1,6 +1,6 @@
 """Items of an input: its format, and what each of its lines is.
 
-Memory holds one line, whatever the size of the input; hashes of ids (`SeenIds`) are in a temporary
+Memory holds one line, whatever the size of the input; hashes of ids are in a temporary
 file. Parquet needs another file, and one row group of the columns in use.
 """
 
@@ -107,24 +107,12 @@ def read_items(
         raise InputInvalid("the input is empty; send at least one item")
 
 
-class SeenIds:
-    """Set of ids: hashes of 8 bytes in a file on disk, so that memory does not grow with the input.
+class ItemParser:
+    """Parses the rows of one input, one after the other. Arguments as those of `read_items`.
 
+    Hashes of 8 bytes of all ids are in a file on disk, so that memory does not grow with the input.
     One of a million ids is mistaken for another with a probability of 3e-8.
     """
-
-    def __init__(self) -> None:
-        self._database = temporary_table("hash BLOB PRIMARY KEY")
-
-    def add(self, custom_id: str) -> bool:
-        """Add an id; return whether it is new."""
-        digest = blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        added = self._database.execute("INSERT OR IGNORE INTO kept VALUES (?)", (digest,))
-        return added.rowcount == 1
-
-
-class ItemParser:
-    """Parses the rows of one input, one after the other. Arguments as those of `read_items`."""
 
     def __init__(
         self,
@@ -135,7 +123,7 @@ class ItemParser:
         self._defaults = defaults or pb.GenerateRequest()
         self.id_fields = (id_field,) if id_field else ID_FIELDS
         self._skipped = skipped
-        self._seen = SeenIds()
+        self._seen = temporary_table("hash BLOB PRIMARY KEY")
 
     def parse(self, number: int, row: tables.Row, template: Template | None) -> Item | None:
         """Return the item of a row, a bad line if it is none or its id came before; None if it is skipped."""
@@ -145,10 +133,11 @@ class ItemParser:
             if isinstance(row, str):
                 raise BadField(row)
             custom_id, rest = self._id_of(row, number)
-            is_new = self._seen.add(custom_id)
+            digest = blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            added = self._seen.execute("INSERT OR IGNORE INTO kept VALUES (?)", (digest,))
             if skips:
                 return None
-            if not is_new:
+            if not added.rowcount:
                 reason = f"custom_id: {custom_id!r} is that of an earlier line"
                 return bad_line(number, custom_id, reason, DUPLICATE)
             request = self._request(rest, row, template)
