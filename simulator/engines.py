@@ -196,18 +196,17 @@ class SimulatedGenerateEngine:
     def __init__(self, cost: StepCost, limits: EngineLimits, longest: int) -> None:
         self._cost = cost
         self._limits = limits
-        self._waiting: list[list[SequenceSpec]] = []
+        self._waiting: list[SequenceSpec] = []
         self._batch: list[SequenceSpec] = []
         self._live: dict[str, SequenceSpec] = {}
         self._done = 0
 
     def admit(self, sequences: Sequence[SequenceSpec]) -> list[str]:
         """Do what `ContinuousEngine.admit` does."""
-        free = self._limits.slots + self._limits.waiting - len(self._live) - self._count_waiting()
-        accepted, refused = sequences[: max(0, free)], sequences[max(0, free) :]
-        if accepted:
-            self._waiting.append(list(accepted))
-        return [sequence.request_id for sequence in refused]
+        limits = self._limits
+        free = max(0, limits.slots + limits.waiting - len(self._live) - len(self._waiting))
+        self._waiting += sequences[:free]
+        return [sequence.request_id for sequence in sequences[free:]]
 
     def cancel(self, request_id: str) -> None:
         """Do what `ContinuousEngine.cancel` does."""
@@ -255,9 +254,9 @@ class SimulatedGenerateEngine:
         return WorkerLoad(
             slots=self._limits.slots,
             running=len(self._live),
-            waiting=self._count_waiting(),
+            waiting=len(self._waiting),
             running_tokens=sum(len(sequence.prompt) for sequence in self._live.values()),
-            waiting_tokens=sum(len(s.prompt) for batch in self._waiting for s in batch),
+            waiting_tokens=sum(len(sequence.prompt) for sequence in self._waiting),
             batch_running=bool(self._live),
         )
 
@@ -265,24 +264,20 @@ class SimulatedGenerateEngine:
     def _columns(self) -> int:
         return max(len(sequence.prompt) for sequence in self._batch)
 
-    def _count_waiting(self) -> int:
-        return sum(len(batch) for batch in self._waiting)
-
     def _next_batch(self) -> list[SequenceSpec]:
         """Return the batch of the most urgent waiting sequence, with others that are about as long."""
         # The most urgent request decides which batch is next; its batch stays together.
-        first = min(self._waiting, key=lambda batch: min(sequence.rank for sequence in batch))
-        batch = first[: self._limits.slots]
+        name, slots = min(self._waiting, key=lambda s: s.rank).batch, self._limits.slots
+        batch = [sequence for sequence in self._waiting if sequence.batch == name][:slots]
         longest = max(len(sequence.prompt) for sequence in batch)
-        others = (sequence for other in self._waiting if other is not first for sequence in other)
+        others = (sequence for sequence in self._waiting if sequence.batch != name)
         alike = [s for s in others if JOIN_SHARE * longest <= len(s.prompt) <= longest]
-        batch += alike[: self._limits.slots - len(batch)]
+        batch += alike[: slots - len(batch)]
         self._drop_waiting({sequence.request_id for sequence in batch})
         return batch
 
     def _drop_waiting(self, names: set[str]) -> None:
-        batches = ([s for s in batch if s.request_id not in names] for batch in self._waiting)
-        self._waiting = [batch for batch in batches if batch]
+        self._waiting = [s for s in self._waiting if s.request_id not in names]
 
 
 SimulatedEngine = ContinuousEngine | SimulatedGenerateEngine

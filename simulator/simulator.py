@@ -210,6 +210,7 @@ class _Simulation:
             sampling=Sampling(max_tokens=arrival.answer_tokens),
             rank=RANKS[arrival.priority_class],
             coalesce_s=_coalesce_s(arrival),
+            batch=str(self._history.batches),
         )
 
     def _leave_queue(self, entry: QueueEntry) -> None:

@@ -27,9 +27,11 @@ def whole(limits: EngineLimits) -> SimulatedGenerateEngine:
     return SimulatedGenerateEngine(COST, limits, LONGEST)
 
 
-def row(name: str, prompt: int, answer: int, rank: int = 0) -> SequenceSpec:
+def row(name: str, prompt: int, answer: int, rank: int = 0, batch: str = "") -> SequenceSpec:
     tokens = (sum(name.encode()),) * prompt  # no two share a prefix
-    return SequenceSpec(name, "", 0, tokens, (), Sampling(max_tokens=answer), rank=rank)
+    return SequenceSpec(
+        name, "", 0, tokens, (), Sampling(max_tokens=answer), rank=rank, batch=batch
+    )
 
 
 class Played:
@@ -179,7 +181,7 @@ def test_generate_counts_padding_of_prompts_and_ended_rows() -> None:
 def test_generate_batches_rows_of_like_length() -> None:
     engine = whole(EngineLimits(slots=3))
     for name, prompt in (("first", 100), ("short", 50), ("alike", 85), ("longer", 110)):
-        engine.admit([row(name, prompt, 1)])
+        engine.admit([row(name, prompt, 1, batch=name)])
     engine.stretch(0.0)
     assert engine.advance(1).first == ["first", "alike"]
 
