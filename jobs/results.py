@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from typing import Final
 
 from jobs.core.window import BLOCK, SPAN_MAX
@@ -67,6 +68,7 @@ class OrderedLog:
         return low
 
 
+@dataclass(slots=True)
 class OutcomeReader:
     """Outcomes by index, read as far as the requested indexes, which only grow.
 
@@ -74,15 +76,14 @@ class OutcomeReader:
         head: the first outcome at or after the last requested index; None: there is none.
     """
 
-    def __init__(self, outcomes: AsyncIterator[ItemOutcome]) -> None:
-        self._outcomes = outcomes
-        self._ended = False
-        self.head: ItemOutcome | None = None
+    outcomes: AsyncIterator[ItemOutcome]
+    head: ItemOutcome | None = None
+    _ended: bool = False
 
     async def skip_to(self, index: int) -> ItemOutcome | None:
         """Return the first outcome at or after `index`; None: there is none."""
         while not self._ended and (self.head is None or self.head.result.index < index):
-            self.head = await anext(self._outcomes, None)
+            self.head = await anext(self.outcomes, None)
             self._ended = self.head is None
         return self.head
 

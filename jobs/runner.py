@@ -16,7 +16,7 @@ from typing import Final
 from opentelemetry.trace import SpanKind
 
 from jobs.answers import DedupeCache
-from jobs.core.leases import HEARTBEAT_S, OVER, clear_progress, is_suspect, set_state
+from jobs.core.leases import HEARTBEAT_S, OVER, clear_progress, set_state
 from jobs.core.pace import Throughput
 from jobs.core.work import JobWork
 from jobs.process import JobProcess, JobStopped, input_unreadable
@@ -38,12 +38,6 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S: Final = 3.0
 """How long a stopped job may take to write what has come back, in seconds."""
-
-Edit = Callable[[JobRecord], None]
-
-
-class JobLost(Exception):
-    """Another process owns the job by now, or it was deleted."""
 
 
 class JobRunner:
@@ -70,8 +64,7 @@ class JobRunner:
         self._earlier = Totals()
         self._stored_bytes = record.results_bytes
         self._throughput = Throughput()
-        self._started_at = self.heartbeat_at = time.monotonic()
-        self._earlier_ms = record.running_ms
+        self.heartbeat_at = time.monotonic()
         self._work_used = JobWork(record.use)
         self._wait_reason = ""
         self._stopped = asyncio.Event()
@@ -81,11 +74,6 @@ class JobRunner:
     def in_flight(self) -> int:
         """Number of items that were sent and not answered yet."""
         return 0 if self._attempt is None else self._attempt.window.in_flight
-
-    @property
-    def suspected(self) -> bool:
-        """Whether processes ended while they had it, without another finished item."""
-        return is_suspect(self.record)
 
     def stop(self) -> None:
         """Leave the job to another process."""
@@ -114,7 +102,7 @@ class JobRunner:
         ended = [task for task in (beating, working) if not task.cancelled()]
         error = next((task.exception() for task in ended if task.exception()), None)
         # The new owner continues from the log; this process must write nothing more.
-        if isinstance(error, JobLost | Fenced):
+        if isinstance(error, Fenced):
             logger.info("lost the lease on job %s: another process owns it", self.job)
             return
         await self._leave(error)
@@ -128,7 +116,7 @@ class JobRunner:
                     if self._attempt is not None:
                         await self._attempt.flush()
                 await self._edit(partial(self._note_end, error))
-        except (TimeoutError, errors.SluiceError, Fenced, JobLost) as problem:
+        except (TimeoutError, errors.SluiceError, Fenced) as problem:
             logger.warning("writing the end of job %s failed: %s", self.job, problem)
 
     def _note_end(self, error: BaseException | None, record: JobRecord) -> None:
@@ -238,22 +226,24 @@ class JobRunner:
                     self._attempt.set_max_cost(self.record.job.spec.limits.max_cost)
             await asyncio.sleep(HEARTBEAT_S)
 
-    async def _edit(self, edit: Edit) -> None:
+    async def _edit(self, edit: Callable[[JobRecord], None]) -> None:
         """Write the record with the progress and what `edit` changes.
 
         Raises:
-            JobLost: another process has the job, or it is gone.
+            Fenced: another process has the job, or it is gone.
         """
         async with self._writing:
             while True:
-                record = JobRecord()
+                record, noted_at = JobRecord(), time.monotonic()
                 record.CopyFrom(self.record)
+                record.running_ms += round((noted_at - self.heartbeat_at) * 1e3)
                 self._note_progress(record)
                 edit(record)
                 revision = await self._process.store.write(record, self._revision)
                 # None: somebody else wrote the record meanwhile; edit their version instead.
                 if revision is not None:
                     self.record, self._revision = record, revision
+                    self.heartbeat_at = noted_at
                     return
                 await self._reload()
 
@@ -261,10 +251,10 @@ class JobRunner:
         try:
             fresh, self._revision = await self._process.store.read(self.job)
         except errors.JobUnknown as error:
-            raise JobLost from error
+            raise Fenced(self.job) from error
         # The epoch is the fence: another process has claimed the job.
         if fresh.epoch != self._epoch:
-            raise JobLost
+            raise Fenced(self.job)
         # Only the owner writes the stage, so ours is newer.
         fresh.stage = self.record.stage
         self.record = fresh
@@ -272,10 +262,8 @@ class JobRunner:
             self._stopped.set()
 
     def _note_progress(self, record: JobRecord) -> None:
-        job, attempt, now = record.job, self._attempt, time.monotonic()
-        record.running_ms = self._earlier_ms + round((now - self._started_at) * 1e3)
+        job, attempt = record.job, self._attempt
         record.use.CopyFrom(self._work_used.use)
-        self.heartbeat_at = now
         if isinstance(self._source, MessageSource) and self._source.sequence:
             job.nats_last_sequence = self._source.sequence
         wait_reason = self._wait_reason

@@ -15,8 +15,9 @@ from jobs.closing import FollowUps
 from jobs.core import leases
 from jobs.core.pace import RateLimit
 from jobs.process import JobProcess
-from jobs.runner import JobRunner
+from jobs.runner import FLUSH_S, JobRunner
 from jobs.store import UPLOAD, read_record
+from sluice.background import BackgroundTasks
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.telemetry.instruments import Instruments, Point
@@ -56,7 +57,7 @@ class JobScheduler:
         """Running jobs without an owner."""
         self._yielding: set[str] = set()
         self._runners: dict[str, JobRunner] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = BackgroundTasks()
         self._register_gauges(process.instruments)
         self._changed = asyncio.Event()
         self._starts: dict[str, RateLimit] = {}
@@ -90,8 +91,7 @@ class JobScheduler:
         """Leave all jobs to other processes."""
         for runner in self._runners.values():
             runner.stop()
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
+        await self._tasks.settle(2 * FLUSH_S)
         await self._follow_ups.close()
 
     async def _on_change(self, message: Msg) -> None:
@@ -139,7 +139,7 @@ class JobScheduler:
         A tenant without a running job gets the place of a tenant that has several.
         """
         running = Counter(runner.tenant for runner in self._runners.values())
-        suspected = any(runner.suspected for runner in self._runners.values())
+        suspected = any(leases.is_suspect(runner.record) for runner in self._runners.values())
         # A tenant without a rate limit has started no job yet.
         resting = {tenant for tenant, rate in self._starts.items() if rate.wait_s(now)}
         waiting = (
@@ -246,7 +246,7 @@ class JobScheduler:
         self._owned.add(job.id)
         logger.info("claimed job %s (epoch %d)", job.id, record.epoch)
         self._runners[job.id] = runner = JobRunner(self._process, record, new_revision)
-        self._tasks[job.id] = asyncio.create_task(self._run(runner), name=f"job {job.id}")
+        self._tasks.spawn(self._run(runner))
         self._share_window()
 
     async def _give_up(self, record: JobRecord, revision: int) -> None:
@@ -268,7 +268,7 @@ class JobScheduler:
         except Exception:  # other jobs continue
             logger.exception("job %s failed", runner.job)
         finally:
-            del self._runners[runner.job], self._tasks[runner.job]
+            del self._runners[runner.job]
             self._yielding.discard(runner.job)
             self._follow_ups.on_record(
                 runner.record

@@ -53,7 +53,6 @@ PAGE_SIZE_MAX: Final = 1000
 """Largest number of entries of a page."""
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
-_Entry = TypeVar("_Entry")
 _Listed = TypeVar("_Listed", pb.Job, pb.Upload)
 
 
@@ -403,8 +402,8 @@ class JobService(JobServiceServicer):
         return record
 
     async def _limited(
-        self, context: Any, outcomes: AsyncIterator[_Entry]
-    ) -> AsyncIterator[_Entry]:
+        self, context: Any, outcomes: AsyncIterator[ItemOutcome]
+    ) -> AsyncIterator[ItemOutcome]:
         """Yield the outcomes, reading each within the tenant's limit of concurrent reads."""
         tenant = tenant_of(context)
         while True:

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from jobs.answers import DedupeCache
@@ -69,10 +70,18 @@ class _ChangeSignal:
             await self.wait()
 
 
+@dataclass(eq=False)
 class StageAttempt:
     """One attempt at a stage.
 
     Attributes:
+        process: the process of the job.
+        record: the job.
+        stage: number of the stage.
+        metadata: tenant and trace of the calls to gateways.
+        cache: answers by input hash.
+        work: counts what the items take of workers.
+        spent: cost of earlier attempts and stages.
         window: its items in memory.
         log: what it writes.
         items_read: items and bad lines that were read.
@@ -85,51 +94,32 @@ class StageAttempt:
         models: models that existed when the job was created, or have answered an item since.
     """
 
-    def __init__(
-        self,
-        process: JobProcess,
-        record: JobRecord,
-        stage: int,
-        metadata: tuple[tuple[str, str], ...],
-        cache: DedupeCache,
-        work: JobWork,
-        spent: float = 0.0,
-    ) -> None:
-        """Create an attempt.
+    process: JobProcess
+    record: JobRecord
+    stage: int
+    metadata: tuple[tuple[str, str], ...]
+    cache: DedupeCache
+    work: JobWork
+    spent: float = 0.0
 
-        Args:
-            process: the process of the job.
-            record: the job.
-            stage: number of the stage.
-            metadata: tenant and trace of the calls to gateways.
-            cache: answers by input hash.
-            work: counts what the items take of workers.
-            spent: cost of earlier attempts and stages.
-        """
-        self._work = work
-        self._process = process
-        self._record = record
-        self._cache = cache
-        limits = record.job.spec.limits
-        self.log = StageLog(process, record, stage)
-        self._stage = stage
-        now = time.monotonic()
-        self._budget = CostBudget(limits.max_cost)
-        self._budget.consume(spent, 0)
+    def __post_init__(self) -> None:
+        spec, now = self.record.job.spec, time.monotonic()
+        self.log = StageLog(self.process, self.record, self.stage)
         self.window = ItemWindow(
             BLOCK,
-            ItemRetryPolicy.of(record.job.spec.retries),
-            RateLimit(limits.requests_per_minute, now),
-            RateLimit(limits.tokens_per_minute, now),
-            self._budget,
+            ItemRetryPolicy.of(spec.retries),
+            RateLimit(spec.limits.requests_per_minute, now),
+            RateLimit(spec.limits.tokens_per_minute, now),
+            CostBudget(spec.limits.max_cost, self.spent),
         )
-        self.calls = ItemCalls(process.gateways, metadata, self.on_response, self.on_returned)
-        self.timeout_s = ms_of(limits.item_timeout) / 1e3 or ITEM_TIMEOUT_S
-        self.items_read = 0
+        self.calls = ItemCalls(
+            self.process.gateways, self.metadata, self.on_response, self.on_returned
+        )
+        self.timeout_s = ms_of(spec.limits.item_timeout) / 1e3 or ITEM_TIMEOUT_S
+        self.items_read = self.bad_lines = 0
         self.is_input_read = False
-        self.bad_lines = 0
         self.wait_reason = ""
-        self.models = set(record.models) - {"", AUTO}
+        self.models = set(self.record.models) - {"", AUTO}
         self._stops: JobStopped | None = None
         self.changed = _ChangeSignal()
 
@@ -140,7 +130,7 @@ class StageAttempt:
 
     def set_max_cost(self, max_cost: float) -> None:
         """Set what the job may cost from now on; 0: unlimited."""
-        self._budget.limit = max_cost
+        self.window.budget.limit = max_cost
         self.changed.notify()
 
     async def load(self) -> None:
@@ -152,7 +142,7 @@ class StageAttempt:
             Fenced: another process wrote meanwhile.
         """
         await self.log.load()
-        self._budget.consume(self.log.checkpoint.counts.cost, 0)
+        self.window.budget.consume(self.log.checkpoint.counts.cost, 0)
         self.bad_lines = self.log.checkpoint.counts.bad_lines
 
     async def run(self, blocks: AsyncIterator[Block], skipped: int = 0) -> None:
@@ -174,7 +164,7 @@ class StageAttempt:
         # Answers of earlier jobs are loaded first, so that identical items are not computed again.
         await self.load_answers(await self._reused_jobs())
         # Its own earlier answers are loaded beside the work: waiting for them would cost more.
-        own = self.load_answers([self._record])
+        own = self.load_answers([self.record])
         loops = (own, self.read_input(blocks), self.send_items(), self.calls.run())
         writing = asyncio.ensure_future(self.write_outcomes())
         waiting = {writing, *map(asyncio.ensure_future, loops)}
@@ -205,7 +195,7 @@ class StageAttempt:
             fresh: Block = []
             # Items with an outcome were done before this process took over.
             for item in filter(self.register, block):
-                if (answer := self._cache.get(item.input_hash)) is None:
+                if (answer := self.cache.get(item.input_hash)) is None:
                     fresh.append(item)
                 else:  # of an identical item
                     self.settle(item, _shared(answer))
@@ -231,9 +221,9 @@ class StageAttempt:
 
     def check_bad_lines(self, least: int) -> None:
         """Raise JobStopped if too many of the lines, of which at least `least` were read, are bad."""
-        if self._stage:
+        if self.stage:
             return  # The first stage has checked them.
-        limits = self._record.job.spec.limits
+        limits = self.record.job.spec.limits
         limit = BAD_LINE_SHARE
         if limits.HasField("max_bad_line_share"):
             limit = limits.max_bad_line_share
@@ -248,10 +238,10 @@ class StageAttempt:
     async def _reused_jobs(self) -> list[JobRecord]:
         """Return the jobs whose answers may be reused; a deleted job has none."""
         jobs: list[JobRecord] = []
-        for job_id in self._record.job.spec.dedupe.reuse_job_ids:
+        for job_id in self.record.job.spec.dedupe.reuse_job_ids:
             with suppress(JobUnknown):
-                jobs.append((await self._process.store.read(job_id))[0])
-        return [record for record in jobs if record.job.tenant == self._record.job.tenant]
+                jobs.append((await self.process.store.read(job_id))[0])
+        return [record for record in jobs if record.job.tenant == self.record.job.tenant]
 
     async def load_answers(self, jobs: Sequence[JobRecord]) -> None:
         """Load the answers of jobs, for later items that are identical.
@@ -259,14 +249,14 @@ class StageAttempt:
         A resumed job does not wait for those of its own log: they would save less than waiting
         costs.
         """
-        if self._record.job.spec.dedupe.disabled or self._stage:
+        if self.record.job.spec.dedupe.disabled or self.stage:
             return
         for record in jobs:
             async for outcome in merge_attempts(
-                self._process.store, record.job.id, 0, record.attempt
+                self.process.store, record.job.id, 0, record.attempt
             ):
                 if outcome.input_hash and outcome.result.HasField("answer"):
-                    self._cache.put(outcome.input_hash, outcome.result.answer)
+                    self.cache.put(outcome.input_hash, outcome.result.answer)
 
     # Sending.
 
@@ -296,7 +286,7 @@ class StageAttempt:
 
     def on_response(self, item: Item, response: RunResponse) -> None:
         """Handle the response to an item."""
-        self._work.add(response.work, time.monotonic())
+        self.work.add(response.work, time.monotonic())
         if response.HasField("error"):
             self._on_error(item, error_in(response))
         else:
@@ -318,7 +308,7 @@ class StageAttempt:
             follower.tries = item.tries
             self.settle(follower, _shared(answer))
         if item.input_hash:
-            self._cache.put(item.input_hash, answer)
+            self.cache.put(item.input_hash, answer)
 
     def _on_error(self, item: Item, error: SluiceError) -> None:
         kind, now = failure_kind(error), time.monotonic()
@@ -372,7 +362,7 @@ class StageAttempt:
             while not (self.log.has_segment or self.is_at_end) and time.monotonic() < full_at:
                 await self.changed.wait(full_at - time.monotonic())
             if self.log.waiting:
-                self._process.quotas.check_results(self._record.job.tenant)
+                self.process.quotas.check_results(self.record.job.tenant)
             await self.log.append(self.log.take(), at_end=self.is_at_end)
             self.changed.notify()
 

@@ -51,7 +51,7 @@ _FULL: Final = frozenset({10023, 10047, 10077, 10122})
 
 
 class Fenced(Exception):
-    """Another process has written behind the last segment that this process knows."""
+    """Another process has written behind the last segment that this process knows, or has claimed the job."""
 
 
 class JobStore:

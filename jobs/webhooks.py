@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from jobs.core.leases import OVER
 from jobs.outbound import Outbound
 from jobs.store import JobStore
 from sluice.errors import InvalidRequest, SluiceError
@@ -34,14 +35,6 @@ SECRET_CHARS_MIN: Final = 16
 WAITS_S: Final = (1.0, 5.0, 30.0, 120.0, 600.0)
 """Waits before each retry in seconds, each drawn from its upper half."""
 
-EVENTS: Final[Mapping["pb.JobState.ValueType", str]] = {
-    pb.JOB_STATE_COMPLETED: "batch.completed",
-    pb.JOB_STATE_FAILED: "batch.failed",
-    pb.JOB_STATE_CANCELLED: "batch.cancelled",
-    pb.JOB_STATE_EXPIRED: "batch.expired",
-    pb.JOB_STATE_PAUSED: "batch.paused",
-}
-"""Names of events by state. They are OpenAI's, except "batch.paused", which it does not have."""
 NOTIFY_MS: Final = 900_000
 """Time that a process has to send an event with all retries, in milliseconds."""
 
@@ -98,9 +91,9 @@ def event_of(job: pb.Job, changes: int = 0) -> Event | None:
         job: the job.
         changes: distinguishes times that a job entered one state, for example its pauses.
     """
-    name = EVENTS.get(job.state)
-    if name is None:
+    if job.state not in OVER and job.state != pb.JOB_STATE_PAUSED:
         return None
+    state = word_of(pb.JobState, job.state)
     at_ms = ms_of(job.state_time) or ms_of(job.end_time) or ms_of(job.create_time)
     identity = f"{job.id}.{job.state}.{changes}.{job.end_time.seconds}"
     event_id = "evt_" + hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()
@@ -108,7 +101,7 @@ def event_of(job: pb.Job, changes: int = 0) -> Event | None:
     data = {
         "id": job.id,
         "name": job.spec.name,
-        "state": word_of(pb.JobState, job.state),
+        "state": state,
         "reason": job.reason,
         "succeeded": progress.succeeded,
         "dead": progress.dead,
@@ -118,7 +111,7 @@ def event_of(job: pb.Job, changes: int = 0) -> Event | None:
     described = {
         "id": event_id,
         "object": "event",
-        "type": name,
+        "type": f"batch.{state}",  # OpenAI's names, and "batch.paused", which it does not have
         "created_at": int(at_ms // 1000),  # of the state, so that retries send the same body
         "data": data,
     }

@@ -50,25 +50,25 @@ class EventQueue:
         action()
 
 
+@dataclass(slots=True)
 class Alarm:
     """An action at the earliest time that was asked for since it last ran."""
 
-    def __init__(self, events: EventQueue, action: Action) -> None:
-        self._events = events
-        self._action = action
-        self._at = math.inf
+    events: EventQueue
+    action: Action
+    _at: float = math.inf
 
     def set(self, at: float) -> None:
         """Run the action at a time, unless it runs before."""
         if at < self._at:
             self._at = at
-            self._events.at(at, partial(self._ring, at))
+            self.events.at(at, partial(self._ring, at))
 
     def _ring(self, at: float) -> None:
         # An earlier time replaces a later one, whose event then does nothing.
         if at == self._at:
             self._at = math.inf
-            self._action()
+            self.action()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Limits of a job's rate and cost, and its measured throughput."""
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 BURST_S: Final = 1.0
@@ -31,6 +32,7 @@ class RateLimit:
         self._level -= count
 
 
+@dataclass(slots=True)
 class CostBudget:
     """Budget for the cost of items; 0: unlimited. The cost of an item is known when it is answered.
 
@@ -38,21 +40,20 @@ class CostBudget:
     known, items go alone. The budget is exceeded at most by what one item costs beyond that.
     """
 
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self._spent = 0.0
-        self._dearest: float | None = None
+    limit: float = 0.0
+    spent: float = 0.0
+    _dearest: float | None = None
 
     def allows(self, in_flight: int) -> bool:
         """Return whether another item may be sent beside this many."""
-        remaining = self.limit - self._spent
+        remaining = self.limit - self.spent
         if not self.limit or (remaining > 0 and not in_flight):
             return True
         return self._dearest is not None and (in_flight + 1) * self._dearest <= remaining
 
     def consume(self, cost: float, items: int = 1) -> None:
         """Record the cost of finished items."""
-        self._spent += cost
+        self.spent += cost
         if items:
             self._dearest = max(self._dearest or 0.0, cost / items)
 

@@ -12,6 +12,7 @@
 import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from jobs.core.pace import CostBudget, RateLimit
@@ -41,24 +42,18 @@ BYTES_A_TOKEN: Final = 4
 """Bytes per token, for estimates before the first answer."""
 
 
+@dataclass(eq=False)
 class ItemWindow:
-    """Items of one attempt at a stage."""
+    """Items of one attempt at a stage; `concurrency` bounds those in flight and may change later."""
 
-    def __init__(
-        self,
-        concurrency: int,
-        policy: ItemRetryPolicy,
-        requests: RateLimit,
-        tokens: RateLimit,
-        budget: CostBudget | None = None,
-    ) -> None:
-        """Create an empty window; `concurrency` bounds the items in flight and may change later."""
-        self.concurrency = concurrency
-        self._budget = budget or CostBudget(0.0)
+    concurrency: int
+    policy: ItemRetryPolicy
+    requests: RateLimit
+    tokens: RateLimit
+    budget: CostBudget = field(default_factory=CostBudget)
+
+    def __post_init__(self) -> None:
         self._answers = self._answered_tokens = 0
-        self._policy = policy
-        self._requests = requests
-        self._tokens = tokens
         self._waiting: deque[Item] = deque()
         self._later: list[tuple[float, int, Item]] = []
         self._in_flight: dict[int, Item] = {}
@@ -114,9 +109,9 @@ class ItemWindow:
         item = heapq.heappop(self._later)[2] if again else self._waiting.popleft()
         self._in_flight[item.position] = item
         self._in_flight_bytes += item.size
-        self._requests.consume(1)
+        self.requests.consume(1)
         item.reserved_tokens = self._expected_tokens(item)
-        self._tokens.consume(item.reserved_tokens)
+        self.tokens.consume(item.reserved_tokens)
         return item
 
     def wait_s(self, now: float) -> float | None:
@@ -126,16 +121,16 @@ class ItemWindow:
         # Only a response changes these: no time to wait for.
         if in_flight >= limit or self._in_flight_bytes >= limit * ITEM_BYTES:
             return None
-        if not (self._waiting or self._later) or not self._budget.allows(in_flight):
+        if not (self._waiting or self._later) or not self.budget.allows(in_flight):
             return None
         due_s = 0.0 if self._waiting else self._later[0][0] - now
-        return max(0.0, due_s, self._requests.wait_s(now), self._tokens.wait_s(now))
+        return max(0.0, due_s, self.requests.wait_s(now), self.tokens.wait_s(now))
 
     def on_answer(self, item: Item, tokens: int, cost: float = 0.0) -> list[Item]:
         """Record the answer of an item with its computed tokens and cost; return the items that share it."""
         self._release_tokens(item)
-        self._tokens.consume(tokens)
-        self._budget.consume(cost)
+        self.tokens.consume(tokens)
+        self.budget.consume(cost)
         self._answers += 1
         self._answered_tokens += tokens
         return self.on_ended(item)
@@ -152,9 +147,9 @@ class ItemWindow:
         else:
             item.refusals = 0
             item.tries += 1
-            if kind is FailureKind.PERMANENT or item.tries > self._policy.retries:
+            if kind is FailureKind.PERMANENT or item.tries > self.policy.retries:
                 return True
-            step = self._policy.wait_s(item.tries, dice)
+            step = self.policy.wait_s(item.tries, dice)
         # A retry delay may be hours (a daily budget), but an operator may raise the limit sooner.
         self._send_later(item, now + max(step, min(wait_s, WAIT_S_MAX)))
         return False
@@ -174,7 +169,7 @@ class ItemWindow:
         return float(item.size / BYTES_A_TOKEN + answer)
 
     def _release_tokens(self, item: Item) -> None:
-        self._tokens.consume(-item.reserved_tokens)
+        self.tokens.consume(-item.reserved_tokens)
         item.reserved_tokens = 0.0
 
     def _send_later(self, item: Item, at: float) -> None:

@@ -151,7 +151,7 @@ class ItemParser:
         """Return the request of a row; `rest` has its fields without the id."""
         defaults = self._defaults
         if template is not None:
-            return requests.request_of_plain({"prompt": _rendered(template, row)}, defaults)
+            return requests.request_of_plain({"prompt": template.render(row)}, defaults)
         if rest.get("url") == embeddings.EMBEDDINGS:
             return embeddings.request_of_line(rest, defaults)
         if "body" in rest or "url" in rest:
@@ -183,10 +183,3 @@ def _detected(opened: BinaryIO) -> Format:
     raise InputInvalid(
         "the input is not JSONL: it does not start with '{'; for CSV, name the format"
     )
-
-
-def _rendered(template: Template, row: Mapping[str, Any]) -> str:
-    for column in template.columns:
-        if row.get(column) is None:
-            raise BadField(f"{column}: missing or null, but the template needs it")
-    return template.render(row)

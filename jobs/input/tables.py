@@ -153,7 +153,7 @@ def _rows_of(output: IO[bytes], template: Template, stop: StopSignal) -> Rows:
 
 
 def _check(template: Template, columns: Sequence[str]) -> None:
-    if missing := template.missing(frozenset(columns)):
+    if missing := sorted(template.columns.difference(columns)):
         hint = "" if template is not PROMPT else "; a template makes prompts out of other columns"
         have = ", ".join(columns) or "none"
         raise InputInvalid(f"no column {', '.join(missing)}: the input has {have}{hint}")

@@ -37,16 +37,15 @@ class Template:
         self.columns: Final = frozenset(name for _, name, _, _ in self._parts if name is not None)
         """Names of the columns that it needs."""
 
-    def missing(self, columns: frozenset[str]) -> list[str]:
-        """Return the columns that it needs and that are not among `columns`."""
-        return sorted(self.columns - columns)
-
     def render(self, row: Mapping[str, Any]) -> str:
-        """Return the prompt of a row that has all `columns`. Values other than text are rendered as JSON.
+        """Return the prompt of a row. Values other than text are rendered as JSON.
 
         Raises:
-            BadField: the prompt is longer than any gateway accepts.
+            BadField: a column has no value, or the prompt is longer than any gateway accepts.
         """
+        for column in self.columns:
+            if row.get(column) is None:
+                raise BadField(f"{column}: missing or null, but the template needs it")
         texts = {name: _text(row[name]) for name in self.columns}
         pieces = [
             piece
