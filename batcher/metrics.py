@@ -22,6 +22,8 @@ from sluice.telemetry.catalog import METRICS
 from sluice.telemetry.instruments import Instruments, Labels, Point, Reported
 
 _BUCKETS: Final = len(METRICS["sluice.worker.step.duration"].bounds) + 1
+_ABSENT: Final = WorkerState()
+"""In place of a worker without a channel."""
 
 
 @dataclass
@@ -40,7 +42,13 @@ class _Model:
     @property
     def workers(self) -> dict[str, WorkerState]:
         """Workers with a channel."""
-        return self.table.workers.connected()
+        return dict(self.table.workers.states)
+
+    def counted(self) -> Iterator[tuple[str, worker_pb2.WorkerLoad, worker_pb2.WorkerCounts]]:
+        """Yield the name, load and counts of each worker that has reported counts."""
+        for name, worker in self.workers.items():
+            if worker.counts is not None and len(worker.counts.step_buckets) == _BUCKETS:
+                yield name, worker.load, worker.counts
 
 
 _Points = Callable[[_Model], Iterable[Point]]
@@ -96,11 +104,9 @@ class BatcherMetrics:
 
     def _steps(self) -> Iterator[tuple[Labels, Reported]]:
         for model, view in self._models.items():
-            for name, worker in view.workers.items():
-                counts = worker.counts
-                if counts is not None and len(counts.step_buckets) == _BUCKETS:
-                    bounds = counts.shortest_step_s, counts.longest_step_s
-                    yield (model, name), Reported(counts.step_buckets, counts.step_s, *bounds)
+            for name, _, counts in view.counted():
+                bounds = counts.shortest_step_s, counts.longest_step_s
+                yield (model, name), Reported(counts.step_buckets, counts.step_s, *bounds)
 
     def _read(self, points: _Points) -> Iterator[Point]:
         for model, view in self._models.items():
@@ -127,17 +133,13 @@ def _ages(view: _Model) -> Iterator[Point]:
         yield (entry.priority_class,), ages.get(entry.priority_class, 0.0)
 
 
-def _by_worker(value: Callable[[WorkerState | None], float]) -> _Points:
+def _by_worker(value: Callable[[WorkerState], float]) -> _Points:
     def points(view: _Model) -> Iterator[Point]:
         workers = view.workers
         for name in view.names:
-            yield (name,), value(workers.get(name))
+            yield (name,), value(workers.get(name, _ABSENT))
 
     return points
-
-
-def _of_load(field: str) -> _Points:
-    return _by_worker(lambda worker: getattr(worker.load, field) if worker else 0)
 
 
 def _by_counts(
@@ -145,24 +147,18 @@ def _by_counts(
     more: tuple[str, ...] = (),
 ) -> _Points:
     """Return points for each worker that has reported counts, with `more` labels."""
-
-    def points(view: _Model) -> Iterator[Point]:
-        for name, worker in view.workers.items():
-            if worker.counts is not None and len(worker.counts.step_buckets) == _BUCKETS:
-                yield (name, *more), value(worker.load, worker.counts)
-
-    return points
+    return lambda view: [
+        ((name, *more), value(load, counts)) for name, load, counts in view.counted()
+    ]
 
 
-def _cache_share(worker: WorkerState | None) -> float:
-    if worker is None or not worker.load.cache_blocks:
-        return 0.0
-    return 1 - worker.load.free_blocks / worker.load.cache_blocks
+def _cache_share(worker: WorkerState) -> float:
+    blocks = worker.load.cache_blocks
+    return 1 - worker.load.free_blocks / blocks if blocks else 0.0
 
 
 _READERS: Final[Sequence[tuple[str, _Points]]] = (
     ("sluice.queue.tasks", _by_class(lambda entry: entry.queued)),
-    ("sluice.queue.tokens", _by_class(lambda entry: entry.queued_tokens)),
     ("sluice.queue.expected_wait", _by_class(_longest_wait_s)),
     ("sluice.queue.oldest_age", _ages),
     (
@@ -173,13 +169,10 @@ _READERS: Final[Sequence[tuple[str, _Points]]] = (
         "sluice.worker.drained",
         lambda view: [((name,), int(name in view.table.workers.drained)) for name in view.names],
     ),
-    (
-        "sluice.worker.live",
-        _by_worker(lambda worker: int(worker is not None and worker.serves)),
-    ),
-    ("sluice.worker.slots", _of_load("slots")),
-    ("sluice.worker.running", _of_load("running")),
-    ("sluice.worker.waiting", _of_load("waiting")),
+    ("sluice.worker.live", _by_worker(lambda worker: int(worker.serves))),
+    ("sluice.worker.slots", _by_worker(lambda worker: worker.load.slots)),
+    ("sluice.worker.running", _by_worker(lambda worker: worker.load.running)),
+    ("sluice.worker.waiting", _by_worker(lambda worker: worker.load.waiting)),
     ("sluice.worker.kv_cache.usage", _by_worker(_cache_share)),
     ("sluice.worker.step.rows", _by_counts(lambda _, counts: counts.step_tasks)),
     ("sluice.worker.tokens", _by_counts(lambda _, counts: counts.tokens, ("output",))),

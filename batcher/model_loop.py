@@ -160,7 +160,7 @@ class ModelLoop:
 
     def _activate(self, policy: Policy, weights: Mapping[str, float]) -> None:
         self.policy = policy
-        self.table.change_policy(policy, weights)
+        self.table.queue.reconfigure(policy, weights)
         self.wake()
 
     def log_notes(self) -> None:
@@ -269,14 +269,14 @@ class ModelLoop:
         Raises:
             ChannelBroken: an earlier report is missing.
         """
-        state = self.table.workers.state_of(worker)
+        state = self.table.workers.states[worker]
         served = state.serves
         self.table.on_report(worker, report, time.monotonic())
         if state.serves != served:
             self._process.reporter.on_readiness()
         if self.table.pending:
             self.wake()
-        return bool(self.table.workers.state_of(worker).requests)
+        return bool(self.table.workers.states[worker].requests)
 
     def on_lost(self, worker: str) -> None:
         """Handle the loss of a worker: return its requests to their gateways."""
@@ -305,7 +305,7 @@ class ModelLoop:
         if self._fault is not None:
             raise self._fault
         wake_at = self.table.advance(time.monotonic())
-        if self._was_full != (is_full := self.table.queue.waits.is_full):
+        if self._was_full != (is_full := self.table.queue.waits.speeds.is_full):
             self._was_full = is_full
             self._process.reporter.on_capacity()
         await self._carry_out(self.table.take())

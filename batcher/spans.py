@@ -22,8 +22,6 @@ from sluice.wire import subjects
 _END_WORDS: Final = {
     end: name.removeprefix("TASK_END_").lower() for name, end in frame_pb2.TaskEnd.items()
 }
-
-
 _ANSWERED: Final = {"stop": "answered", "length": "answered"}
 
 
@@ -153,9 +151,6 @@ def _batch_attributes(
         names.BATCH_ROWS: len(batch.entries),
         names.BATCH_CAUSE: batch.cause,
         names.BATCH_LIMIT: batch.limit,
-        names.BATCH_PADDING_SHARE: batch.padding_share,
-        names.BATCH_LONGEST_WAIT_MS: batch.longest_wait.waited_s * 1e3,
-        names.BATCH_LONGEST_WAIT_REQUEST: batch.longest_wait.request_id,
         names.WORKER_ID: batch.worker_id,
         names.ATTEMPT: request.attempt,
     }

@@ -182,9 +182,9 @@ class _Simulation:
             if decision.batch is None:
                 break
             self._send(decision.batch)
-        waits, was_full = self._queue.waits, self._queue.waits.is_full
+        waits, was_full = self._queue.waits, self._queue.waits.speeds.is_full
         waits.watch(now, has_capacity=any(capacity.free_slots > 0 for capacity in capacities))
-        if waits.is_full != was_full:
+        if waits.speeds.is_full != was_full:
             self._reporting.set(now + CAPACITY_REPORT_S)
         if decision.wake_at is not None:
             self._pumping.set(decision.wake_at)

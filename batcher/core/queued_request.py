@@ -156,21 +156,14 @@ def checked_task(payload: bytes) -> task_pb2.Task:
         MalformedMessage: it is not a task or cannot be answered; the message names the field.
     """
     task = unpack_to_keep(task_pb2.Task, payload)
-    problem = _problem(task)
-    if problem:
-        raise MalformedMessage(problem)
+    checks = {
+        "request_id: is empty or too long": 0 < len(task.request_id) <= REQUEST_ID_CHARACTERS_MAX,
+        "gateway: cannot be part of a subject": subjects.is_token(task.gateway),
+        "priority_class: is not known": task.priority_class in subjects.RANKS,
+        "prompt_token_ids: is empty": len(task.prompt_token_ids) > 0,
+        "sampling.max_tokens: is 0": task.sampling.max_tokens > 0,
+    }
+    for problem, is_valid in checks.items():
+        if not is_valid:
+            raise MalformedMessage(problem)
     return task
-
-
-def _problem(task: task_pb2.Task) -> str:
-    if not 0 < len(task.request_id) <= REQUEST_ID_CHARACTERS_MAX:
-        return f"request_id: must have 1 to {REQUEST_ID_CHARACTERS_MAX} characters"
-    if not subjects.is_token(task.gateway):
-        return "gateway: cannot be part of a subject"
-    if task.priority_class not in subjects.RANKS:
-        return "priority_class: is not known"
-    if not task.prompt_token_ids:
-        return "prompt_token_ids: is empty"
-    if task.sampling.max_tokens == 0:
-        return "sampling.max_tokens: is 0"
-    return ""

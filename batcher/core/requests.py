@@ -81,7 +81,6 @@ class RequestTable:
     ) -> None:
         self.queue = Queue(policy, weights)
         self.workers = workers or WorkerTable()
-        self._policy = policy
         self.active = 0
         self.size = 0
         self._batcher = batcher
@@ -95,11 +94,6 @@ class RequestTable:
         self._has_demand = False
         """Whether a worker was told that requests wait for it."""
         self._draining = False
-
-    def change_policy(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        """Activate another policy: waiting requests keep their waiting time, those in workers continue."""
-        self._policy = policy
-        self.queue.reconfigure(policy, weights)
 
     @property
     def pending(self) -> bool:
@@ -173,11 +167,11 @@ class RequestTable:
         Raises:
             ChannelBroken: an earlier report or frame is missing; the channel must be opened again.
         """
-        state = self.workers.state_of(worker)
+        state = self.workers.states[worker]
         # Admissions first: frames of a batch may come with the report that admits it.
         state.on_report(report)
         for admission in report.admissions:
-            for admitted in state.admit(admission.batch_id):
+            for admitted in state.unacknowledged.pop(admission.batch_id, ()):
                 admitted.is_admitted = True
                 if not admitted.is_acknowledged:
                     self._outbox.acknowledge(admitted)
@@ -210,7 +204,7 @@ class RequestTable:
 
     def on_lost(self, worker: str, now: float) -> None:
         """Return the requests of a lost worker to their gateways."""
-        state = self.workers.remove(worker)
+        state = self.workers.states.pop(worker, None)
         if state is None or not state.requests:
             return
         self.workers.record_outcome(worker, now, succeeded=False, failed=True)
@@ -308,7 +302,7 @@ class RequestTable:
 
     def _send(self, batch: Batch[QueuedRequest]) -> None:
         self._batches += 1
-        worker = self.workers.state_of(batch.worker)
+        worker = self.workers.states[batch.worker]
         batch.batch_id, batch.worker_id = f"{self._batcher}-{self._batches}", worker.worker_id
         for request in batch.entries:
             request.worker, request.state = batch.worker, RequestState.SENT

@@ -67,6 +67,7 @@ class WorkerState:
         requests: in the worker or in flight to it, by id.
         sent_requests: how many were sent since the channel was opened.
         next_sequence: number that its next report must have.
+        unacknowledged: batches that the worker's reports do not count yet, by id.
         announced_demand: waiting requests by class, as last announced to it. Cleared by each heartbeat
             while requests wait, so that it is announced again: a worker gives the capacity of a silent
             batcher to others.
@@ -82,8 +83,7 @@ class WorkerState:
         self.report = worker_pb2.StepReport()
         self.next_sequence = 0
         self.sent_requests = self._sent_tokens = 0
-        self._unacknowledged: dict[str, Sequence[QueuedRequest]] = {}
-        """Batches that the worker's reports do not count yet."""
+        self.unacknowledged: dict[str, Sequence[QueuedRequest]] = {}
 
     @property
     def serves(self) -> bool:
@@ -112,15 +112,11 @@ class WorkerState:
             if any(self.announced_demand):
                 self.announced_demand = ()
 
-    def admit(self, batch_id: str) -> Sequence[QueuedRequest]:
-        """Mark a batch as admitted by the engine, and return its requests."""
-        return self._unacknowledged.pop(batch_id, ())
-
     # Requests sent to it.
 
     def add_batch(self, batch_id: str, requests: Sequence[QueuedRequest]) -> None:
         """Record a batch that was sent."""
-        self._unacknowledged[batch_id] = requests
+        self.unacknowledged[batch_id] = requests
         self.sent_requests += len(requests)
         for request in requests:
             self._sent_tokens += request.cache_tokens
@@ -141,7 +137,7 @@ class WorkerState:
             requests_max: requests of this batcher that may be in it.
         """
         load, remaining = self.load, requests_max - len(self.requests)
-        in_flight = chain.from_iterable(self._unacknowledged.values())
+        in_flight = chain.from_iterable(self.unacknowledged.values())
         prefill = sum([request.prefill_tokens for request in in_flight])
         # Reading a message field takes a microsecond, and most often nothing waits.
         by_rank = (
@@ -158,8 +154,8 @@ class WorkerState:
             free_tokens=classes[-1].free_tokens,
             waiting_tokens=load.waiting_tokens + prefill,
             running=load.running + load.waiting,
-            batches_in_flight=len(self._unacknowledged),
-            batches_running=load.batches + len(self._unacknowledged),
+            batches_in_flight=len(self.unacknowledged),
+            batches_running=load.batches + len(self.unacknowledged),
             urgent=classes[:-1] if load.classes else (),
         )
 
@@ -184,33 +180,20 @@ class WorkerTable:
     """All workers of a model by name, and which of them get requests.
 
     Attributes:
+        states: the workers with a channel; a new one has no reports yet.
         drained: workers that get no new requests.
     """
 
     def __init__(self, ranked: Sequence[str] = (), standby: int = 0) -> None:
         """Create an empty table; `ranked` lists all workers, preferred ones first (see `without_standby`)."""
         self._ranked, self._standby = ranked, standby
-        self._states: dict[str, WorkerState] = {}
+        self.states = defaultdict[str, WorkerState](WorkerState)
         self._breakers = defaultdict[str, WorkerBreaker](WorkerBreaker)
         self.drained: frozenset[str] = frozenset()
 
-    def state_of(self, worker: str) -> WorkerState:
-        """Return the state of a worker since its channel was opened."""
-        if worker not in self._states:
-            self._states[worker] = WorkerState()
-        return self._states[worker]
-
-    def connected(self) -> dict[str, WorkerState]:
-        """Return all workers with a channel."""
-        return dict(self._states)
-
-    def remove(self, worker: str) -> WorkerState | None:
-        """Remove a lost worker and return its state."""
-        return self._states.pop(worker, None)
-
     def left_worker(self, request: QueuedRequest) -> WorkerState | None:
         """Remove a request from its worker; return the worker unless it is lost."""
-        worker = self._states.get(request.worker)
+        worker = self.states.get(request.worker)
         if worker is not None:
             worker.requests.pop(request.request_id, None)
         return worker
@@ -232,7 +215,7 @@ class WorkerTable:
         """Return the workers to which batches may be sent."""
         live = {
             name: state
-            for name, state in self._states.items()
+            for name, state in self.states.items()
             if state.live and name not in self.drained
         }
         # While no server behind any worker answers, requests go to a worker, which fails them at once.
@@ -264,7 +247,7 @@ class WorkerTable:
         Workers in `formed` learn it from the batch that was just sent to them.
         """
         demands: list[tuple[str, Sequence[int]]] = []
-        for name, state in self._states.items():
+        for name, state in self.states.items():
             if name in formed:
                 state.announced_demand = waiting
             wants = any(waiting) and name in active

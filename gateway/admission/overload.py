@@ -332,7 +332,7 @@ class OverloadControl:
         for model in scheduling.rules.fallbacks.get(plan.model, ()):
             if fits(model) and self.outlook(model, scheduling, now).problem is None:
                 cause, _, _ = problem.message.partition(";")  # what follows is for the caller
-                plan.degrade(model, scheduling.rules.models[model].tier, cause)
+                plan.degrade(scheduling.rules.models[model], cause)
                 return True
         return False
 

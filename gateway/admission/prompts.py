@@ -58,7 +58,7 @@ async def prepare(
     """Return the prompt of a conversation for `model`; raise as `encode`, `fit` and `hear`."""
     if request.audio is not None:
         return hear(request, request.audio, conversation.turns[0].content, model, inspect)
-    if model.speech is not None:
+    if model.tokenizer.speech is not None:
         raise InvalidRequest.of("model", f"{model.name} takes audio, and no prompts; set audio")
     work = partial(encode_now, conversation, model)
     token_ids = await threads.work_on(conversation.texts, request.tenant, work)
@@ -77,7 +77,7 @@ def hear(
     Raises:
         InvalidRequest: The model takes no audio, or log-probabilities are wanted of chunks.
     """
-    speech = model.speech
+    speech = model.tokenizer.speech
     if speech is None:
         raise InvalidRequest.of("audio", f"{model.name} takes no audio")
     before_ids = model.tokenizer.bare(f" {before.strip()}") if before.strip() else []

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.models.sentence_pieces import PieceTokenizer, marian_tokenizers
-from gateway.models.speech import SpeechTokens, speech_tokens
+from gateway.models.speech import speech_tokens
 from gateway.models.tokenizer import DEFAULT, TOOL_USE, ChatTemplate, ModelTokenizer
 from gateway.models.tools import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
@@ -85,7 +85,7 @@ def _load_model(model: ModelSettings, loaded: ServedModel | None, whole: bool) -
     version = folder.version(whole=whole)
     if loaded is not None and (loaded.settings, loaded.version) == (model, version):
         return loaded
-    return ServedModel(model, folder.tokenizer, version, folder.sentence, folder.speech)
+    return ServedModel(model, folder.tokenizer, version, folder.sentence)
 
 
 class ModelFolder:
@@ -159,13 +159,6 @@ class ModelFolder:
             raise SettingsError(f"{where} {error}") from error
 
     @cached_property
-    def speech(self) -> SpeechTokens | None:
-        """Control tokens of a model that takes audio; None for other models."""
-        if self._model.engine != "transformers":
-            return None
-        return self.tokenizer.speech
-
-    @cached_property
     def tokenizer(self) -> ModelTokenizer:
         """Tokenizer, chat template and limits."""
         model, config = self._model, self._config
@@ -180,7 +173,7 @@ class ModelFolder:
         )
         tokenizer, pieces = self._tokenizers(tokenizer_config, tokens)
         templates = _templates(self._inner, tokenizer_config)
-        speech = speech_tokens(config, self._generation, tokenizer) if hears(config) else None
+        listens = model.engine == "transformers" and hears(config)
         return ModelTokenizer(
             tokenizer=tokenizer,
             template=ChatTemplate(templates, tokens, datetime.now) if templates else None,
@@ -191,7 +184,7 @@ class ModelFolder:
             labels=self.labels,
             tool_format=_tool_format(model, templates.get(TOOL_USE, templates.get(DEFAULT, ""))),
             pieces=pieces,
-            speech=speech,
+            speech=speech_tokens(config, self._generation, tokenizer) if listens else None,
         )
 
     def _conversation_tokenizer(self) -> ModelTokenizer:

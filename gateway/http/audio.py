@@ -71,7 +71,7 @@ class SpokenText(HttpAnswer):
         return encode(body)
 
     def _language(self) -> str:
-        speech = self._catalog[self.model].speech
+        speech = self._catalog[self.model].tokenizer.speech
         detected = speech.language_of(self._first_token) if speech is not None else ""
         return self._audio.language or detected or UNKNOWN
 

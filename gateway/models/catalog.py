@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gateway.models.speech import SpeechTokens
 from gateway.models.tokenizer import ModelTokenizer
 from sluice.settings import ModelSettings
 from sluice.settings.sentence_folder import SentenceFolder
@@ -19,14 +18,12 @@ class ServedModel:
         tokenizer: Tokenizer with the chat template.
         version: Digest that changes with the files and settings of the model.
         sentence: What the folder says of an embedding model or a reranker.
-        speech: Control tokens of a model that takes audio, and no prompts.
     """
 
     settings: ModelSettings
     tokenizer: ModelTokenizer
     version: str = ""
     sentence: SentenceFolder | None = None
-    speech: SpeechTokens | None = None
 
     @cached_property
     def name(self) -> str:
@@ -89,8 +86,8 @@ class Catalog(dict[str, ServedModel]):
         super().__init__({name: model for (name, _), model in self.versions.items()})
         self.settings = {name: model.settings for name, model in self.items()}
         self.answering = tuple(name for name, model in models.items() if model.settings.answers)
-        self.hearing = tuple(name for name in self.answering if models[name].speech is not None)
-        self.reading = tuple(name for name in self.answering if models[name].speech is None)
+        self.hearing = tuple(name for name in self.answering if models[name].tokenizer.speech)
+        self.reading = tuple(name for name in self.answering if not models[name].tokenizer.speech)
         self.callable = tuple(name for name, model in models.items() if not model.tokenizer.labels)
         self.answer_limits = {name: models[name].max_answer_tokens for name in self.answering}
         self.answer_limit = max(self.answer_limits.values(), default=0)

@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.models.tokenizer import ModelTokenizer
 from gateway.models.tools import ToolFormat, ToolUse, map_texts
+from gateway.safety.output.assembled import AssembledFilter
 from sluice.openai.fields import load_json
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
@@ -184,29 +185,6 @@ def _possible_start(text: str, opening: str) -> int:
     return 0
 
 
-class PartFilter(Protocol):
-    """The filter of what is assembled from an answer (`gateway.safety.output.assembled`)."""
-
-    @property
-    def blocked(self) -> tuple[str, ...]:
-        """The rules that ended the answer."""
-
-    def note(self, written: str) -> None:
-        """Note the next part of the answer as the model wrote it."""
-
-    def push(self, text: str) -> str:
-        """Add assembled text, and return what may be shown now."""
-
-    def push_reasoning(self, text: str) -> str:
-        """Add assembled reasoning, and return what may be shown of it now."""
-
-    def finish(self) -> tuple[str, str]:
-        """Return the rest of the text and of the reasoning."""
-
-    def value(self, text: str) -> str:
-        """Return what may be shown of a complete value."""
-
-
 _MARKS: Final = re.compile(f"([{REASONING}{REASONING_END}])")
 
 
@@ -219,7 +197,7 @@ class PartEvents:
         tokenizer_of: Callable[[str], ModelTokenizer],
         text_before: Callable[[int], str],
         held_tokens: int = 0,
-        new_filter: Callable[[], PartFilter | None] = lambda: None,
+        new_filter: Callable[[], AssembledFilter | None] = lambda: None,
     ) -> None:
         """Start to read an answer.
 
@@ -238,7 +216,7 @@ class PartEvents:
         """Number of tokens of the answer so far."""
         self._has_begun = False
         self._new_filter = new_filter
-        self._filter: PartFilter | None = None
+        self._filter: AssembledFilter | None = None
 
     @property
     def blocked(self) -> tuple[str, ...]:
@@ -371,7 +349,7 @@ _ESCAPED: Final = re.compile(r"\\|[0-9](?:[eE]|\.[0-9])")
 """Parts of JSON that parse into other text than they are written with: escapes, fractions and exponents."""
 
 
-def _filtered(arguments: str, filter_: PartFilter) -> str:
+def _filtered(arguments: str, filter_: AssembledFilter) -> str:
     """Return the JSON `arguments` with what may be shown of each value."""
     # Without escapes, the text of the answer has been filtered as it is.
     if _ESCAPED.search(arguments) is None:

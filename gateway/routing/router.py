@@ -93,19 +93,20 @@ class Plan:
         """Name of the strategy that decided."""
         return word_of(pb.RouteStrategy, self.route.strategy)
 
-    def move(self, model: str, tier: str, reason: str, *, last: bool = False) -> None:
+    def move(self, model: ModelSettings, reason: str, *, last: bool = False) -> None:
         """Make `model` the first candidate, or the last one, for `reason`."""
         others = {candidate.model: candidate for candidate in self.route.candidates}
-        moved = others.pop(model, admin_pb2.RouteCandidate(model=model, tier=tier))
+        new = admin_pb2.RouteCandidate(model=model.name, tier=model.tier)
+        moved = others.pop(model.name, new)
         moved.reason = reason
         del self.route.candidates[:]
         ordered = (*others.values(), moved) if last else (moved, *others.values())
         self.route.candidates.extend(ordered)
 
-    def degrade(self, model: str, tier: str, cause: str) -> None:
+    def degrade(self, model: ModelSettings, cause: str) -> None:
         """Let a smaller `model` answer instead, without a cascade, because of `cause`."""
         reason = f"degraded: {cause}"
-        self.move(model, tier, reason)
+        self.move(model, reason)
         self.route.reason = f"{self.route.reason}; {reason}"
         self.route.degraded, self.cascade = True, None
 
@@ -177,8 +178,12 @@ class Router:
         chosen = (selection.policy for selection in selections if selects(selection, features))
         name = next(chosen, "")
         policy = self._settings.policies.get(name, self._settings)
-        plan = self._chosen(name, policy, features)
-        route, is_governed = plan.route, features.governed is not None
+        model, strategy, reason = _chosen(policy, features)
+        first = admin_pb2.RouteCandidate(model=model, tier=self._models[model].tier, reason=reason)
+        route = admin_pb2.RouteRecord(strategy=strategy, reason=reason, candidates=(first,))
+        plan, is_governed = Plan(route, name), features.governed is not None
+        if strategy == pb.ROUTE_STRATEGY_LEARNED and policy.learned is not None:
+            self._predict(plan, policy.learned, features)
         # A governed model is final, and only the model of a resumed answer can continue it.
         if not is_governed and not features.resumed:
             self._limit_cost(plan, policy, features.tenant, state)
@@ -190,7 +195,7 @@ class Router:
             if policy.canaries:
                 self._try_canary(plan, policy, features.key, state)
             if policy.cascade is not None and plan.model == policy.cascade.first:
-                self._add_second(plan, name, policy.cascade, state)
+                self._add_second(plan, policy.cascade, state)
         # The tokenizer depends on the model, so the length is an estimate until one is chosen.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
         for candidate in route.candidates:
@@ -199,39 +204,22 @@ class Router:
             if wait_s := state.wait_s(candidate.model):
                 set_duration(candidate.expected_wait, wait_s * 1e3)
         route.versions["routing"] = self._version
-        plan.policy = name
         return plan
 
-    def _chosen(self, name: str, policy: RoutingPolicy, features: Features) -> Plan:
-        if features.governed is not None:
-            model, rule_id = features.governed
-            reason = f"the safety policy sends {rule_id} here"
-            return self._plan(model, pb.ROUTE_STRATEGY_SAFETY, reason)
-        if features.model is not None:
-            reason = "the request names the model"
-            return self._plan(features.model, pb.ROUTE_STRATEGY_PINNED, reason)
-        for rule in policy.rules:
-            if matches(rule, features):
-                return self._plan(rule.model, pb.ROUTE_STRATEGY_RULES, rule.reason)
-        if policy.learned is not None:
-            return self._predicted(name, policy.learned, features)
-        reason = "no rule matched: the default model"
-        return self._plan(policy.default, pb.ROUTE_STRATEGY_RULES, reason)
-
-    def _predicted(self, name: str, learned: LearnedRoute, features: Features) -> Plan:
-        prediction = self._heads[policy_key(name), admin_pb2.ROUTER_HEAD_PROMPT].predict(
-            features.text
-        )
+    def _predict(self, plan: Plan, learned: LearnedRoute, features: Features) -> None:
+        """Let the model that the policy's head predicts answer first, and the other one after it."""
+        head = self._heads[policy_key(plan.policy), admin_pb2.ROUTER_HEAD_PROMPT]
+        prediction = head.predict(features.text)
         first, second = learned.weak, learned.strong
         if prediction.strong:
             first, second = second, first
-        plan = self._plan(first, pb.ROUTE_STRATEGY_LEARNED, prediction.reason)
-        plan.move(second, self._models[second].tier, prediction.reason, last=True)
+        plan.move(self._models[first], prediction.reason)
+        plan.move(self._models[second], prediction.reason, last=True)
         for candidate in plan.route.candidates:
             candidate.quality = prediction.score.chances[candidate.model]
+        plan.route.reason = prediction.reason
         plan.route.versions["router"] = prediction.score.version
         plan.route.scores.append(prediction.score)
-        return plan
 
     def _limit_cost(
         self, plan: Plan, policy: RoutingPolicy, tenant: str, state: RoutingState
@@ -261,18 +249,17 @@ class Router:
             reason = f"{plan.route.reason}; drawn for {trial.share:.0%} of {trial.of}"
             self._replace(plan, trial.model, pb.ROUTE_STRATEGY_CANARY, reason)
 
-    def _add_second(
-        self, plan: Plan, policy: str, cascade: CascadeRoute, state: RoutingState
-    ) -> None:
+    def _add_second(self, plan: Plan, cascade: CascadeRoute, state: RoutingState) -> None:
         """Let the answer escalate to the second model of the policy's cascade, if that has room."""
         if not state.fits(cascade.second):
             return
         route = plan.route
         route.strategy, plan.cascade = pb.ROUTE_STRATEGY_CASCADE, cascade
         route.reason = f"{route.reason}; {cascade.second} where it is in doubt"
-        plan.answer_predictor = self._heads.get((policy_key(policy), admin_pb2.ROUTER_HEAD_CASCADE))
-        second, why = cascade.second, "answers where the first answer is in doubt"
-        plan.move(second, self._models[second].tier, why, last=True)
+        head = policy_key(plan.policy), admin_pb2.ROUTER_HEAD_CASCADE
+        plan.answer_predictor = self._heads.get(head)
+        why = "answers where the first answer is in doubt"
+        plan.move(self._models[cascade.second], why, last=True)
 
     def _make_room(self, plan: Plan, fits: Callable[[str], bool]) -> None:
         """Move a model that has room for the request to the front, as the chosen one has none."""
@@ -280,7 +267,7 @@ class Router:
         for model in (*others, *self._spares):
             if fits(model):
                 reason = f"the context of {plan.model} has no room for the request"
-                plan.move(model, self._models[model].tier, reason)
+                plan.move(self._models[model], reason)
                 plan.route.reason = f"{plan.route.reason}; {reason}"
                 return
 
@@ -321,11 +308,24 @@ class Router:
         """Let `model` answer in place of the chosen one."""
         if model != plan.model:
             plan.route.strategy, plan.route.reason = strategy, reason
-            plan.move(model, self._models[model].tier, reason)
+            plan.move(self._models[model], reason)
 
-    def _plan(self, model: str, strategy: pb.RouteStrategy.ValueType, reason: str) -> Plan:
-        first = admin_pb2.RouteCandidate(model=model, tier=self._models[model].tier, reason=reason)
-        return Plan(admin_pb2.RouteRecord(strategy=strategy, reason=reason, candidates=(first,)))
+
+def _chosen(
+    policy: RoutingPolicy, features: Features
+) -> tuple[str, pb.RouteStrategy.ValueType, str]:
+    """Return the model that questions 1 to 4 name, which of them did, and why."""
+    if features.governed is not None:
+        model, rule_id = features.governed
+        return model, pb.ROUTE_STRATEGY_SAFETY, f"the safety policy sends {rule_id} here"
+    if features.model is not None:
+        return features.model, pb.ROUTE_STRATEGY_PINNED, "the request names the model"
+    for rule in policy.rules:
+        if matches(rule, features):
+            return rule.model, pb.ROUTE_STRATEGY_RULES, rule.reason
+    if policy.learned is not None:
+        return policy.learned.weak, pb.ROUTE_STRATEGY_LEARNED, ""
+    return policy.default, pb.ROUTE_STRATEGY_RULES, "no rule matched: the default model"
 
 
 def _spares(settings: RoutingSettings, models: Mapping[str, ModelSettings]) -> list[str]:

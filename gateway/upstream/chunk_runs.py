@@ -71,7 +71,7 @@ class ChunkRuns:
 
     def _take(self, result: ResultCollector) -> None:
         """Add the next chunk in order to the answer."""
-        speech = self._prepared.model.speech
+        speech = self._prepared.model.tokenizer.speech
         assert speech is not None, "it takes audio"
         token_ids = list(result.current.token_ids)
         self._is_cut |= result.reason == FINISH_REASON_LENGTH

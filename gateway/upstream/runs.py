@@ -237,7 +237,7 @@ class Upstream:
         if not stream.replace_failed(failed, run, error.message):
             return
         cause = f"{failed.model} failed before its first token: {error.message}"
-        context.plan.degrade(run.model, run.settings.tier, cause)
+        context.plan.degrade(run.settings, cause)
         logger.info("request %s fell back to %s: %s", context.request_id, run.model, cause)
         context.first, context.prompts, context.second = prepared, (prepared,), None
         self.send(context, run, prepared)

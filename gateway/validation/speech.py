@@ -43,7 +43,7 @@ def audio_of(
     wrong, none = f"{request.model} takes no audio; {remedy}", "no model of this mesh takes audio"
     model = model_among(catalog.hearing, request.model, catalog, violations, none, wrong)
     if model is not None:
-        speech = catalog[model].speech
+        speech = catalog[model].tokenizer.speech
         assert speech is not None, "it takes audio"
         languages = ", ".join(sorted(speech.languages)) or "it has one alone: leave it out"
         is_known = not valid.language or valid.language in speech.languages

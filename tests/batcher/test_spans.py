@@ -120,9 +120,6 @@ def test_batch_span_of_the_first_request_links_all_members(scene: Scene) -> None
         names.BATCH_ROWS: 3,
         names.BATCH_CAUSE: "worker_idle",
         names.BATCH_LIMIT: "all_waiting",
-        names.BATCH_PADDING_SHARE: 0,
-        names.BATCH_LONGEST_WAIT_MS: 0,
-        names.BATCH_LONGEST_WAIT_REQUEST: "one",
         names.WORKER_ID: WORKER,
     }
     assert expected.items() <= attributes(own).items()

@@ -104,5 +104,5 @@ def test_every_metric_is_on_some_dashboard() -> None:
             shown |= names_in(rule["expr"])[0]
     by_metric = {metric.name: endings(metric) for metric in METRICS.values()}
     hidden = {name for name, pages in by_metric.items() if not pages & shown}
-    # Counts of tokens that wait, of calibration, and whether routers have drifted, are for queries of their own.
-    assert hidden == {"sluice.queue.tokens", "sluice.router.brier", "sluice.router.drifted"}
+    # Calibration, and whether routers have drifted, are for queries of their own.
+    assert hidden == {"sluice.router.brier", "sluice.router.drifted"}

@@ -48,14 +48,12 @@ class ClassOrder:
         self._returned: list[HeapItem] = []
         self._late: list[tuple[float, int, TenantShare]] = []
         """Tenants by their earliest deadline."""
-        self._configure(policy, weights)
+        self._configure(policy)
 
-    def _configure(self, policy: Policy, weights: Mapping[str, float]) -> None:
+    def _configure(self, policy: Policy) -> None:
         self.policy = policy.of_class(self._name)
         self._is_fair = policy.order == "fair"
-        self._urgency, self._horizon_s = policy.urgency, policy.horizon_s
-        self._lead_max = policy.urgent_lead_tokens
-        self._weights = weights
+        self._rules = policy
 
     # Changes.
 
@@ -76,7 +74,7 @@ class ClassOrder:
             The waiting requests.
         """
         entries, was_fair = self._waiting_entries(), self._is_fair
-        self._configure(policy, weights)
+        self._configure(policy)
         self._clear()
         self.tenants.use_weights(weights)
         for entry in entries:
@@ -126,7 +124,7 @@ class ClassOrder:
             self._weight += tenant.weight
         self._count(tenant, entry, 1)
         began = entry.waiting_since - entry.age_s
-        entry.due = min(entry.deadline, began + self._horizon_s) if self._is_fair else 0.0
+        entry.due = min(entry.deadline, began + self._rules.horizon_s) if self._is_fair else 0.0
         if entry.returned:
             push_item(self._returned, (entry.deadline, entry.number, entry), self.waiting)
             return
@@ -170,7 +168,7 @@ class ClassOrder:
         """Return the request with the smallest key; at least one must wait."""
         if self._returned:
             return self._returned[0][2]
-        near = now + self._urgency * self.service_s
+        near = now + self._rules.urgency * self.service_s
         for deadline, _, tenant in self._late:
             if deadline > near:
                 break
@@ -189,7 +187,7 @@ class ClassOrder:
         share = entry.share
         if entry.returned:
             return 0, entry.deadline, 0.0, entry.number
-        is_near = self._is_fair and entry.deadline <= now + self._urgency * self.service_s
+        is_near = self._is_fair and entry.deadline <= now + self._rules.urgency * self.service_s
         if is_near and not self._is_ahead(share):
             return 1, entry.deadline, 0.0, entry.number
         return 2, share.virtual_time, entry.due, entry.number
@@ -197,7 +195,7 @@ class ClassOrder:
     def _is_ahead(self, tenant: TenantShare) -> bool:
         """Return whether a tenant is too far ahead of its share to get ahead further by deadlines."""
         lead = tenant.virtual_time - self.tenants.virtual_time
-        return lead > self._lead_max / tenant.weight
+        return lead > self._rules.urgent_lead_tokens / tenant.weight
 
     @property
     def overdue_at(self) -> float:
@@ -210,7 +208,7 @@ class ClassOrder:
             return -math.inf
         if not self._is_fair:
             return self.overdue_at
-        return min(self.overdue_at, entry.deadline - self._urgency * self.service_s)
+        return min(self.overdue_at, entry.deadline - self._rules.urgency * self.service_s)
 
     def share_before(self, tenant: str) -> float:
         """Return the share of the waiting tokens that goes before a new request of the tenant.
@@ -222,8 +220,7 @@ class ClassOrder:
         share = self.tenants.flows.get(tenant)
         if share is None or not share.tokens:
             return 0.0
-        weight = self._weights.get(tenant, 1.0)
-        return min(1.0, share.tokens * self._weight / weight / self.tokens)
+        return min(1.0, share.tokens * self._weight / share.weight / self.tokens)
 
     def busiest(self, count: int) -> list[str]:
         """Return up to `count` tenants with the most waiting tokens; none if the policy ignores tenants."""

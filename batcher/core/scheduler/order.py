@@ -47,12 +47,10 @@ class Order:
     """All waiting requests of a model, class by class. Times are monotonic seconds.
 
     Attributes:
+        policy: the policy of the model.
         classes: by name, most urgent first.
         waiting: number of waiting requests.
-        by_class: whether classes make a difference.
     """
-
-    by_class: bool
 
     def __init__(
         self, policy: Policy, weights: Mapping[str, float], estimate: Callable[[QueueEntry], None]
@@ -65,15 +63,16 @@ class Order:
             estimate: sets the costs of a request when it starts to wait and, if they were guesses, again
                 when it is taken.
         """
+        self.policy = policy
         self.classes = {name: ClassOrder(name, policy, weights) for name in CLASSES}
         self.waiting = 0
         self._estimate = estimate
         self._numbers = 0
-        self._configure(policy)
 
-    def _configure(self, policy: Policy) -> None:
-        self._spare_s = policy.spare_s
-        self.by_class = policy.order != "arrival"
+    @property
+    def by_class(self) -> bool:
+        """Whether classes make a difference."""
+        return self.policy.order != "arrival"
 
     def change(self, policy: Policy, weights: Mapping[str, float]) -> list[QueueEntry]:
         """Continue under another policy: waiting times, fair shares and service times stay.
@@ -81,7 +80,7 @@ class Order:
         Returns:
             The waiting requests in order of arrival.
         """
-        self._configure(policy)
+        self.policy = policy
         waiting = [members.change(policy, weights) for members in self.classes.values()]
         return sorted(chain.from_iterable(waiting), key=lambda entry: entry.number)
 
@@ -149,7 +148,7 @@ class Order:
         # Classes are listed from the most to the least urgent.
         more_urgent = CLASSES[: RANKS[priority_class]]
         seen_at = max((self.classes[name].seen_at for name in more_urgent), default=-math.inf)
-        return seen_at + self._spare_s
+        return seen_at + self.policy.spare_s
 
     def before(self, priority_class: str, tenant: str) -> dict[str, float]:
         """Return, by class, the share of waiting requests that goes before a new request of this class and tenant."""

@@ -7,7 +7,7 @@ from typing import Final
 from batcher.core.scheduler.capacity import Capacity, UsableCapacity, capacity_of
 from batcher.core.scheduler.entry import Batch, BatchLimit, QueueEntry
 from batcher.core.scheduler.order import Order
-from sluice.settings.batching import SPARE_SLOTS, Policy
+from sluice.settings.batching import SPARE_SLOTS
 from sluice.wire.subjects import RANKS, URGENT_CLASS
 
 BATCHES_IN_FLIGHT_MAX: Final = 4
@@ -25,14 +25,9 @@ class Placement:
     preferred as long as it has at most as many more tokens to compute as its prefix cache may save.
     """
 
-    def __init__(self, policy: Policy, order: Order) -> None:
-        self._policy = policy
+    def __init__(self, order: Order) -> None:
         self._order = order
         self._workers: dict[int, str] = {}
-
-    def change(self, policy: Policy) -> None:
-        """Continue under another policy; prefixes keep their workers."""
-        self._policy = policy
 
     def choose(
         self, entry: QueueEntry, capacities: Sequence[Capacity], now: float
@@ -97,7 +92,7 @@ class Placement:
             return BatchLimit.ROWS
         # Prompts that the worker has not computed yet delay each other.
         waiting = free.waiting_tokens + batch.tokens + entry.prefill_tokens
-        if waiting > self._policy.waiting_tokens_max:
+        if waiting > self._order.policy.waiting_tokens_max:
             return BatchLimit.WORKER_PREFILL
         if batch.cache_tokens + entry.cache_tokens > free.free_tokens:
             return BatchLimit.WORKER_CACHE
@@ -113,7 +108,7 @@ class Placement:
         if worker.idle:
             return True  # The worker itself refuses a request that can never fit.
         waiting = free.waiting_tokens
-        if waiting and waiting + entry.prefill_tokens > self._policy.waiting_tokens_max:
+        if waiting and waiting + entry.prefill_tokens > self._order.policy.waiting_tokens_max:
             return False
         return entry.cache_tokens <= free.free_tokens
 

@@ -36,7 +36,6 @@ from batcher.core.scheduler.entry import (
 )
 from batcher.core.scheduler.order import Order, is_unlimited
 from batcher.core.scheduler.placement import Placement
-from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 
 WELL_WITHIN: Final = 0.8
@@ -70,14 +69,11 @@ class BatchPolicy:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        order: Order,
-        placement: Placement,
-        before: "BatchPolicy | None" = None,
+        self, order: Order, placement: Placement, before: "BatchPolicy | None" = None
     ) -> None:
-        """Create the policy; `before` is the one that it replaces, whose adapted size it keeps."""
-        self._policy, self._order, self._placement = policy, order, placement
+        """Create the policy of `order`; `before` is the one that it replaces, whose adapted size it keeps."""
+        self._policy, self._order, self._placement = order.policy, order, placement
+        policy = order.policy
         self.target_s = None if policy.is_continuous else policy.latency_target_s
         self.size = policy.max_rows
         if self.target_s is not None:

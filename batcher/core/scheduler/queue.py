@@ -27,9 +27,9 @@ class Queue:
         """Create an empty queue; `weights` has the tenants whose weight is not 1."""
         self._lengths = OutputLengths(policy.output_quantile)
         self.order = Order(policy, weights or {}, self._lengths.estimate)
-        self._placement = Placement(policy, self.order)
-        self._batching = BatchPolicy(policy, self.order, self._placement)
-        self.waits = ExpectedWaits(self.order, policy, self.window_s)
+        self._placement = Placement(self.order)
+        self._batching = BatchPolicy(self.order, self._placement)
+        self.waits = ExpectedWaits(self.order, self.window_s)
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -83,9 +83,7 @@ class Queue:
         """
         self._lengths.quantile = policy.output_quantile
         waiting = self.order.change(policy, weights)
-        self._placement.change(policy)
-        self.waits.change(policy)
-        self._batching = BatchPolicy(policy, self.order, self._placement, self._batching)
+        self._batching = BatchPolicy(self.order, self._placement, self._batching)
         for entry in waiting:
             self._batching.on_wait(entry)
 

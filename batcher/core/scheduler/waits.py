@@ -9,7 +9,9 @@
 5. While nothing is measured (`batcher.core.scheduler.speed`) the wait is unknown and reported as 0.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity, capacity_of
@@ -17,7 +19,6 @@ from batcher.core.scheduler.entry import Batch, Decision, QueueEntry
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.speed import ClassSpeed, Occupancy, Slots, Speeds
 from sluice.internal.v1 import control_pb2
-from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS, URGENT_CLASS
 
 NO_TENANT: Final = ""
@@ -35,26 +36,15 @@ class ExpectedWaits:
         speeds: of its workers, as measured.
     """
 
-    def __init__(
-        self, order: Order, policy: Policy, window_s: Callable[[str, float], float]
-    ) -> None:
+    def __init__(self, order: Order, window_s: Callable[[str, float], float]) -> None:
         """Create it; `window_s` returns how long the policy lets a new request of a class wait for others."""
-        self._order, self._policy, self._window_s = order, policy, window_s
+        self._order, self._window_s = order, window_s
         self.speeds = Speeds()
         self._occupancy = Occupancy()
         self._sent: dict[QueueEntry, None] = {}
         """Requests in workers, in order of their batches."""
         self._is_blocked = False
         """Whether requests wait for capacity, as of the last decision."""
-
-    def change(self, policy: Policy) -> None:
-        """Continue under another policy; measurements stay."""
-        self._policy = policy
-
-    @property
-    def is_full(self) -> bool:
-        """Whether all granted capacity is used."""
-        return self.speeds.is_full
 
     # Events.
 
@@ -118,7 +108,7 @@ class ExpectedWaits:
 
     def tokens_per_s(self, now: float) -> float:
         """Return the token rate while all granted capacity is used; 0 otherwise, or while unknown."""
-        return self.speeds.tokens_per_s(len(self._sent), now) if self.is_full else 0.0
+        return self.speeds.tokens_per_s(len(self._sent), now) if self.speeds.is_full else 0.0
 
     def free_slots(self, priority_class: str, capacities: Sequence[Capacity]) -> int:
         """Return how many new requests of the class could be sent at once."""
@@ -154,18 +144,19 @@ class ExpectedWaits:
         rank, workers = RANKS[priority_class], {capacity.worker for capacity in capacities}
         preempts = any(capacity.urgent for capacity in capacities)
         # With a limit on running batches, the next batch goes only when a whole one has ended.
-        is_limited = self._policy.batches_running_max is not None and priority_class != URGENT_CLASS
-        left_s = list[float]()
-        for batch, entries in self._batches().items():
-            if batch.worker not in workers:
-                continue  # The worker was lost, or gets no more requests.
+        policy = self._order.policy
+        is_limited = policy.batches_running_max is not None and priority_class != URGENT_CLASS
+        left_s = defaultdict[Batch[QueueEntry], list[float]](list)
+        for entry in self._sent:
+            assert entry.batch is not None, "it was sent"
+            # Otherwise the worker was lost, or gets no more requests.
+            is_live = entry.batch.worker in workers
             # Less urgent requests hold no slot where they can be preempted.
-            mine = [t for t in entries if not preempts or RANKS[t.priority_class] <= rank]
-            own_s = [self._left_s(entry, priority_class, now) for entry in mine]
-            if own_s and is_limited:
-                own_s = [max(own_s)] * len(own_s)
-            left_s += own_s
-        return Slots(left_s)
+            if is_live and (not preempts or RANKS[entry.priority_class] <= rank):
+                left_s[entry.batch].append(self._left_s(entry, priority_class, now))
+        if is_limited:
+            return Slots([max(own_s) for own_s in left_s.values() for _ in own_s])
+        return Slots(chain.from_iterable(left_s.values()))
 
     def _left_s(self, entry: QueueEntry, priority_class: str, now: float) -> float:
         """Return how long a request in a worker keeps its slot, in seconds.
@@ -182,11 +173,3 @@ class ExpectedWaits:
         if spent_s < expected_s:
             return expected_s - spent_s
         return min(spent_s, max(0.0, longest_s - spent_s))
-
-    def _batches(self) -> dict[Batch[QueueEntry], list[QueueEntry]]:
-        """Return the requests in workers by batch."""
-        batches: dict[Batch[QueueEntry], list[QueueEntry]] = {}
-        for entry in self._sent:
-            assert entry.batch is not None, "it was sent"
-            batches.setdefault(entry.batch, []).append(entry)
-        return batches

@@ -53,7 +53,7 @@ class Desk:
 
     def grant(self, worker: str, room: int) -> None:
         """A worker, which is live from now on, may get this many more requests."""
-        state = self.table.workers.state_of(worker)
+        state = self.table.workers.states[worker]
         state.live |= room > 0
         granted = [state.sent_requests + room] * len(RANKS)
         state.report = worker_pb2.StepReport(task_grants=granted)
@@ -79,7 +79,7 @@ class Desk:
 
     def report(self, *frames: frame_pb2.Frame, worker: str = WORKER, **fields: Any) -> None:
         """A report of a worker, which grants the slots that are free."""
-        state = self.table.workers.state_of(worker)
+        state = self.table.workers.states[worker]
         known: dict[str, Any] = {
             "worker": state.worker_id or worker,
             "load": worker_pb2.WorkerLoad(slots=SLOTS),

@@ -148,7 +148,7 @@ def test_request_is_forgotten_a_moment_after_its_end(desk: Desk) -> None:
 
 
 def test_adaptive_policy_learns_from_first_tokens(desk: Desk) -> None:
-    desk.table.change_policy(Policy(name="adaptive", latency_target_s=1.0, wait_s=5.0), {})
+    desk.table.queue.reconfigure(Policy(name="adaptive", latency_target_s=1.0, wait_s=5.0), {})
     desk.run("a")
     desk.add("b")
     assert len(desk.advance(room=8).batches) == 1, "its size is 1"
@@ -358,16 +358,16 @@ def test_standby_replaces_a_lost_or_drained_worker() -> None:
     def active() -> list[str]:
         return list(workers.active())
 
-    workers.state_of("standby").live = True
+    workers.states["standby"].live = True
     assert active() == ["standby"]
-    workers.state_of("first").live = True
+    workers.states["first"].live = True
     assert active() == ["first"]
     workers.drained = frozenset({"first"})
     assert active() == ["standby"]
     workers.drained = frozenset()
-    workers.remove("first")
+    workers.states.pop("first")
     assert active() == ["standby"]
-    workers.state_of("first").live = True
+    workers.states["first"].live = True
     assert active() == ["first"]
     for _ in range(2):
         workers.record_outcome("first", 0.0, succeeded=False, failed=True)

@@ -86,10 +86,10 @@ def test_a_batch_is_in_flight_until_a_report_counts_it() -> None:
     state.on_report(report(1))
     assert state.capacity("name").waiting_tokens == 2
     state.on_report(report(2, running=2))
-    assert state.admit("b") == members
+    assert state.unacknowledged.pop("b", ()) == members
     capacity = state.capacity("name")
     assert (capacity.waiting_tokens, capacity.free_slots) == (0, 6)
-    assert state.admit("b") == ()
+    assert state.unacknowledged.pop("b", ()) == ()
     state.on_report(report(3))
     assert state.capacity("name").idle
 
@@ -170,5 +170,5 @@ def test_batches_of_all_batchers_run_in_a_worker() -> None:
     later = report(1)
     later.load.batches = 3
     state.on_report(later)
-    state.admit("b-1")
+    del state.unacknowledged["b-1"]
     assert state.capacity("name").batches_running == 3

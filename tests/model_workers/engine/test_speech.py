@@ -168,7 +168,7 @@ def test_languages_are_found_only_where_the_folder_names_them() -> None:
 
 def test_worker_and_gateway_agree_about_a_folder(tmp_path: Path) -> None:
     settings = ModelSettings(name="m", path=str(save_whisper(tmp_path)), device="cpu")
-    tokenizer, speech = ModelFolder(settings).tokenizer, ModelFolder(settings).speech
+    tokenizer, speech = ModelFolder(settings).tokenizer, ModelFolder(settings).tokenizer.speech
     assert speech is not None
     engine = load_encoder_decoder(settings)
     assert engine is not None
@@ -195,6 +195,6 @@ def test_features_of_another_kind_are_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_model_that_reads_takes_no_audio(tmp_path: Path) -> None:
     settings = ModelSettings(name="m", path=str(save_seq2seq(tmp_path, "bart")), device="cpu")
-    assert ModelFolder(settings).speech is None
+    assert ModelFolder(settings).tokenizer.speech is None
     with pytest.raises(InvalidRequest, match="no audio"):
         load_encoder_decoder(settings).add(sequence("1", SOUNDS[0], prompt=(5, 6)), 0.0)
