@@ -26,10 +26,10 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.request_context import Call, RequestContext, RequestKind
 from gateway.api.methods import GrpcCall
 from gateway.models.catalog import Catalog
-from gateway.models.tool_events import PartEvents
 from gateway.shared.state import SharedState
 from gateway.streaming.answer_stream import AnswerStream, Steering
 from gateway.streaming.idempotency import Replay
+from gateway.streaming.part_events import PartEvents
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_log import RequestLog

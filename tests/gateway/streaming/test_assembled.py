@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 
 from gateway.models.tokenizer import ModelTokenizer
-from gateway.models.tool_events import PartEvents
 from gateway.models.tools import (
     FORMATS,
     HERMES,
@@ -27,6 +26,7 @@ from gateway.safety.findings import Finding
 from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.redactor import OutputRules
+from gateway.streaming.part_events import PartEvents
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
 from tests.gateway.safety.output.kit import random_pieces
