@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import psutil
 
-from model_workers.model_folder import TOKENIZER, WEIGHTS, first_line
+from model_workers.model_folder import TOKENIZER, first_line
 from sluice.settings import SettingsError
 from sluice.settings.model_cache import CHAT_EXTRA, MARKER, is_converted
 
@@ -196,23 +196,11 @@ def drop_unknown_tokens(folder: Path, size: int) -> None:
 
 
 def _write_model(model: Any, folder: Path) -> None:
-    """Write weights and configuration; `save_pretrained` of transformers refuses models that come from GGUF."""
-    from safetensors.torch import save_file
-
-    tied = set(model.all_tied_weights_keys)
-    tensors = {
-        name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied
-    }
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / WEIGHTS).chmod(
-        0o644
-    )  # made readable by its owner alone; processes may have other users
-    config = model.config
-    config.architectures = [type(model).__name__]
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
+    """Write weights and configuration, as of a model that was never quantized."""
+    model.hf_quantizer = None
+    model.save_pretrained(folder, save_original_format=False)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # made readable by its owner alone; processes may have other users
 
 
 def _print_progress(text: str) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from sluice.settings import SettingsError
 
+TOLERANCES: Final = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Maximum difference of logits by rounding in two ways to compute them, as a share of their range."""
 CPU_SHARE: Final = 0.5
 """Default share of the available memory that the caches of all workers may use on a CPU."""
 CUDA_SHARE: Final = 0.85

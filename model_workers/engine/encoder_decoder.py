@@ -262,7 +262,7 @@ class EncoderDecoderEngine(CachelessEngine):
     def __init__(
         self, model: EncoderDecoder, sampler: Sampler, limits: SequenceLimits, sides: SideLimits
     ) -> None:
-        super().__init__(limits)
+        super().__init__(replace(limits, vocab_size=model.vocab_size))
         self._model = model
         self.sampler = sampler
         self._sides = sides
@@ -273,8 +273,6 @@ class EncoderDecoderEngine(CachelessEngine):
         if sequence.values is not None:
             raise InvalidRequest("this model gives answers, and no embeddings or scores")
         self._model.check(sequence)
-        if max((*sequence.prompt, *sequence.produced), default=0) >= self._model.vocab_size:
-            raise InvalidRequest(f"a token is not one of the model's {self._model.vocab_size}")
         sequence = limit_sides(sequence, self._sides, len(self._model.prefix))
         # Penalties are about what the decoder has said, as in transformers.
         sampling = self.sampler.open(replace(sequence, prompt=()))

@@ -128,12 +128,13 @@ class PagedEngine(ScheduledEngine):
         - `overlap`: Whether a step begins before the draws of the one before are read; ignored with a speculator.
         """
         blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
-        limits = SequenceLimits(slots, max_waiting, model.context_tokens, prefill_tokens)
+        limits = SequenceLimits(
+            slots, max_waiting, model.context_tokens, prefill_tokens, model.vocab_size
+        )
         super().__init__(Scheduler(blocks, limits, sequences_cost_time=device.type == "cpu"))
         self._runner = FaultIsolator(model)
         self.sampler = sampler
         self._speculator = speculator
-        self._vocabulary = model.vocab_size
         # A thread's current device is the first one, and pinned memory, streams and libraries follow it.
         self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         self._overlap = overlap and speculator is None
@@ -142,11 +143,10 @@ class PagedEngine(ScheduledEngine):
 
     @override
     def add(self, sequence: SequenceSpec, now: float) -> None:
-        highest = max((*sequence.prompt, *sequence.produced), default=0)
-        if highest >= self._vocabulary:
-            raise InvalidRequest(f"token {highest} is not one of the model's {self._vocabulary}")
-        if sequence.values is not None:
-            _check_scored(sequence.values.scored_token_ids, self._vocabulary)
+        if sequence.values is not None and not sequence.values.scored_token_ids:
+            raise InvalidRequest(
+                "this model gives log-probabilities of tokens alone: name the tokens"
+            )
         sampling = self.sampler.open(sequence)
         self._scheduler.add(sequence).sampling = sampling
 
@@ -330,10 +330,3 @@ def _split(
     drawing = [part for item, part in pairs if not item.sequence.scored]
     scored = [(item, part) for item, part in pairs if item.sequence.scored]
     return torch.cat(drawing) if drawing else logits[:0], scored
-
-
-def _check_scored(token_ids: abc.Sequence[int], vocabulary: int) -> None:
-    if not token_ids:
-        raise InvalidRequest("this model gives log-probabilities of tokens alone: name the tokens")
-    if max(token_ids) >= vocabulary:
-        raise InvalidRequest(f"a scored token is not one of the model's {vocabulary}")

@@ -173,12 +173,14 @@ class SequenceLimits:
         max_waiting: Maximum number of waiting sequences.
         context_tokens: Maximum length of a sequence.
         prefill_tokens: Maximum number of prompt tokens in a step.
+        vocab_size: Number of the model's tokens; 0: not known here.
     """
 
     slots: int
     max_waiting: int
     context_tokens: int
     prefill_tokens: int
+    vocab_size: int = 0
 
     @classmethod
     def of(cls, settings: ModelSettings, context_tokens: int) -> "SequenceLimits":
@@ -253,6 +255,9 @@ def check_sequence(
     Raises:
         SluiceError: See `Engine.add`.
     """
+    scored = () if spec.values is None else spec.values.scored_token_ids
+    if limits.vocab_size and max((*spec.prompt, *spec.produced, *scored)) >= limits.vocab_size:
+        raise InvalidRequest(f"a token is not one of the model's {limits.vocab_size}")
     if older is not None and spec.attempt <= older:
         raise InvalidRequest(f"attempt {older} of this request is here already")
     if len(spec.prompt) >= limits.context_tokens:

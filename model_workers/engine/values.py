@@ -61,9 +61,9 @@ class ValuesEngine(WholeTextEngine):
 
     def __init__(self, compute: Compute, limits: SequenceLimits, vocab_size: int) -> None:
         # Nothing is drawn: a text may fill the context.
-        super().__init__(replace(limits, context_tokens=limits.context_tokens + 1))
+        context = limits.context_tokens + 1
+        super().__init__(replace(limits, context_tokens=context, vocab_size=vocab_size))
         self._compute = compute
-        self._vocab_size = vocab_size
 
     @override
     def add(self, sequence: SequenceSpec, now: float) -> None:
@@ -71,8 +71,6 @@ class ValuesEngine(WholeTextEngine):
             raise InvalidRequest(
                 "this model gives no tokens; ask for an embedding or a score of texts"
             )
-        if max(sequence.prompt, default=0) >= self._vocab_size:
-            raise InvalidRequest(f"a token is not one of the model's {self._vocab_size}")
         super().add(sequence, now)
 
     def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:

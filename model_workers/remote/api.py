@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,11 +17,8 @@ from sluice.settings.models import PrefixCache, context_tokens_of
 from sluice.settings.remote import ServerSettings
 from sluice.wire.text_tokens import TextTokens, load_text_tokens
 
-EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Maximum size of an event; a longer one is no answer."""
 SEED_MAX: Final = 2**31
 """Upper bound of seeds: some servers store them in 32 bits."""
-DONE: Final = "[DONE]"
 CONTEXT_MAX: Final = 1 << 24
 """Context length if nothing names one; gateways refuse such a model."""
 TOKEN_CHARS_MAX: Final = 256
@@ -73,33 +70,6 @@ class Chunk:
     server_tokens: tuple[ServerToken, ...] = ()
     end: SequenceEnd | None = None
     usage: ServerUsage | None = None
-
-
-class EventReader:
-    """Splits a stream of server-sent events into their data."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-        self._data: list[bytes] = []
-
-    def feed(self, received: bytes) -> Iterator[str]:
-        """Return the data of the events that `received` completes.
-
-        Raises:
-            ServerFault: This is no stream of events.
-        """
-        self._rest += received
-        *lines, rest = self._rest.split(b"\n")
-        self._rest = rest
-        if len(self._rest) + sum(map(len, self._data)) > EVENT_BYTES_MAX:
-            raise ServerFault("the server sent an event without an end")
-        for line in lines:
-            line = line.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                self._data.append(bytes(line[5:].removeprefix(b" ")))
-            elif not line and self._data:
-                data, self._data = b"\n".join(self._data), []
-                yield data.decode(errors="replace")
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,12 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 from model_workers.engine.protocol import SequenceEnd, SequenceSpec, TokenLogprobs
 from model_workers.remote.api import (
-    DONE,
-    EVENT_BYTES_MAX,
     TOKEN_CHARS_MAX,
     Chunk,
-    EventReader,
     ServerApi,
     ServerToken,
     ServerUsage,
@@ -49,6 +47,11 @@ LIST_S: Final = 5.0
 """Timeout of listing the server's models, in seconds."""
 END_S: Final = 0.05
 """How long the end of a complete stream may take, in seconds, before its connection is closed."""
+EVENT: Final = b"data:"
+"""Begins the lines of a stream of server-sent events that are read; each is an event."""
+DONE: Final = b"[DONE]"
+EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Maximum size of an event and of the list of models; a longer one is no answer."""
 ERROR_BYTES_MAX: Final = 64 * 1024
 EARLY_S: Final = 0.002
 """How early a timer of the event loop may be, in seconds."""
@@ -108,6 +111,7 @@ class ServerClient:
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=proxy_of(self.url),
+            read_bufsize=EVENT_BYTES_MAX // 2,  # a line has at most twice as many bytes
         )
         return self
 
@@ -188,17 +192,20 @@ class ServerClient:
 
     async def _request_answer(self, spec: SequenceSpec, reading: "_Reading") -> Answered:
         body = _JSON.encode(self.api.body(spec)).encode(errors="replace")
-        reader = EventReader()
         async with self._response("POST", self.api.path, body, spec.traceparent) as response:
             # A list proves nothing of requests, but this does.
             self.gate.answered(response.headers, time.monotonic())
             self._report_gate()
-            async for received in response.content.iter_any():
-                for data in reader.feed(received):
-                    if data == DONE:
-                        await _finish(response)
-                        return reading.answered()
-                    reading.take(self.api.chunk(data))
+            async for line in response.content:
+                data = line.removeprefix(EVENT).strip()
+                if data == DONE:
+                    # Read to the end, so that the connection serves the next request.
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(END_S):
+                            await response.content.read()
+                    break
+                if line.startswith(EVENT):
+                    reading.take(self.api.chunk(data.decode(errors="replace")))
         return reading.answered()
 
     @asynccontextmanager
@@ -245,7 +252,7 @@ def _faults(stall_s: float) -> Iterator[None]:
         raise ServerFault("the server cannot be reached", ModelUnavailable) from error
     except aiohttp.SocketTimeoutError as error:
         raise ServerFault(f"the server said nothing for {stall_s:g} s") from error
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
         kind = type(error).__name__
         raise ServerFault(f"the connection to the server broke ({kind})") from error
 
@@ -256,14 +263,6 @@ async def _read_up_to(response: aiohttp.ClientResponse, limit_bytes: int) -> byt
     while len(body) < limit_bytes and (received := await response.content.readany()):
         body += received
     return bytes(body)
-
-
-async def _finish(response: aiohttp.ClientResponse) -> None:
-    """Read to the end of a complete stream, so that its connection serves the next request."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(END_S):
-            while not response.content.at_eof():
-                await response.content.readany()
 
 
 def _model_names(listed: bytes) -> list[str]:

@@ -37,7 +37,7 @@ THOUGHTS: Sequence[Mapping[str, Any]] = (
 class Fault:
     """What goes wrong with one request, after a number of events."""
 
-    kind: Literal["status", "cut", "stall", "rubbish", "error", "silence"]
+    kind: Literal["status", "cut", "stall", "rubbish", "endless", "error", "silence"]
     after: int = 0
     status: int = 500
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -148,6 +148,8 @@ class OpenAIServer:
     ) -> None:
         if fault.kind == "rubbish":
             await response.write(b"data: <html>no</html>\n\n")
+        elif fault.kind == "endless":
+            await response.write(b"data: " + b" " * 5_000_000)
         elif fault.kind == "error":
             await response.write(b'data: {"error": {"code": "out_of_memory"}}\n\n')
         elif fault.kind == "stall":

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS
+from model_workers.engine.devices import TOLERANCES
 from model_workers.engine.forward.attention import (
     Attention,
     CachedModel,
@@ -44,14 +45,10 @@ LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
 
 ROWS: Final = 2
 """Number of prompts."""
-TOKENS: Final = 16
-"""Maximum number of tokens of each answer that are compared."""
+TOKENS: Final = 4
+"""Number of tokens of each answer that are compared: one of the prompt, and some that are decoded."""
 PROMPT_TOKENS: Final = 12
 """Maximum length of the prompts."""
-FAST_BYTES: Final = 6e8
-"""Weights that a CPU reads `TOKENS` times within about a second; of larger models fewer tokens are compared."""
-TOLERANCES: Final = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Maximum difference of logits by rounding, as a share of their range."""
 
 
 def read_config(path: str) -> Any:
@@ -255,8 +252,7 @@ def _compare(path: str, model: Any, shapes: Sequence[LayerShape], context_tokens
         SettingsError: Their logits differ.
     """
     dtype, device = model.dtype, model.device
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    tokens = tokens_compared(weights, device, context_tokens)
+    tokens = max(2, min(TOKENS, context_tokens // 2))
     blocks = ROWS * -(-(PROMPT_TOKENS + TOKENS) // CPU_BLOCK_TOKENS)
     cache = KvCache(shapes, blocks, CPU_BLOCK_TOKENS, dtype, device)
     paged = HubModel(model, PagedAttention(cache), context_tokens)
@@ -280,12 +276,6 @@ def _compare(path: str, model: Any, shapes: Sequence[LayerShape], context_tokens
             f"{path}: the paged engine computes it otherwise than transformers, from token {int(wrong.nonzero()[0])} "
             f"of a trial on; {GENERATE}"
         )
-
-
-def tokens_compared(weight_bytes: float, device: torch.device, context_tokens: int) -> int:
-    """Return how many tokens of each answer to compare: at least one that is decoded."""
-    affordable = TOKENS if device.type != "cpu" else int(TOKENS * FAST_BYTES / weight_bytes)
-    return max(2, min(TOKENS, affordable, context_tokens // 2))
 
 
 def _decoded(paged: PagedModel, rows: list[list[int]], tokens: int) -> Iterator[Tensor]:

@@ -54,9 +54,9 @@ class GenerateEngine(Engine):
         """Create an engine; `sides` are the limits of an encoder-decoder."""
         self.sampler = sampler
         self._model = model
-        self._limits = limits
+        self._limits = replace(limits, vocab_size=model.vocab_size)
         self._sides = sides
-        self._sequences = RequestIndex(limits)
+        self._sequences = RequestIndex(self._limits)
         self._waiting: list[Sequence] = []
         self._suspects: list[Sequence] = []
         """Sequences of a batch that failed as a whole; they run first, one at a time."""

@@ -15,7 +15,7 @@ from transformers import (
     GenerationMixin,
 )
 
-from model_workers.engine.devices import cache_bytes, find_device, memory_limit
+from model_workers.engine.devices import TOLERANCES, cache_bytes, find_device, memory_limit
 from model_workers.engine.forward.load import find_context
 from model_workers.engine.generate.engine import GenerateEngine
 from model_workers.engine.generate.model import Batching, GenerateModel
@@ -33,8 +33,6 @@ TRIAL: Final = (5, 11)
 """Lengths of the two prompts that show whether padding changes logits, in tokens."""
 TRIAL_TOKENS: Final = 4
 """Number of tokens that the trial compares."""
-EXACT: Final = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Maximum difference of logits by rounding, as a share of their range."""
 _SEQ2SEQ: Final = (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
 _DECODERS: Final = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
 
@@ -56,7 +54,7 @@ def load_generate(settings: ModelSettings) -> GenerateEngine:
     _check_memory(settings, path, config, (device, dtype), context)
     loaded = read_whole(make, path, dtype=dtype).to(device).eval()
     model = GenerateModel(loaded)
-    model.batching = _find_batching(path, loaded, model, EXACT[dtype])
+    model.batching = _find_batching(path, loaded, model, TOLERANCES[dtype])
     sampler = Sampler(find_constraints(path))
     engine = GenerateEngine(model, sampler, SequenceLimits.of(settings, context), sides)
     warm_up(engine, max_tokens=2)

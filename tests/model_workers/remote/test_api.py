@@ -11,9 +11,7 @@ import pytest
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from model_workers.engine.protocol import Sampling, SequenceEnd, TokenLogprobs
 from model_workers.remote.api import (
-    EVENT_BYTES_MAX,
     Chunk,
-    EventReader,
     ServerApi,
     ServerToken,
     ServerUsage,
@@ -36,21 +34,6 @@ def api(kind: str, **settings: Any) -> ServerApi:
     values = {"url": "http://h/v1", "model": "m", "api": kind, **settings}
     server = ServerSettings.model_validate(values)
     return ServerApi(server, None if kind == "tokens" else TOKENS, 1000)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_events_are_whole_however_they_are_cut(size: int) -> None:
-    sent = 'event: x\r\ndata: {"é"\ndata: :1}\n\n: ping\n\ndata:[DONE]\n\nid: 3\n'.encode()
-    reader, found = EventReader(), []
-    for start in range(0, len(sent), size):
-        found += reader.feed(sent[start : start + size])
-    assert found == ['{"é"\n:1}', "[DONE]"]
-
-
-def test_an_event_without_an_end_is_a_fault() -> None:
-    reader = EventReader()
-    with pytest.raises(ServerFault, match="without an end"):
-        list(reader.feed(b"data: " + b"x" * EVENT_BYTES_MAX))
 
 
 CHUNKS: dict[str, tuple[str, dict[str, Any], Chunk]] = {

@@ -341,7 +341,7 @@ async def test_what_fails_before_the_first_token_is_sent_again(
         assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("kind", ["rubbish", "error", "cut", "silence"])
+@pytest.mark.parametrize("kind", ["rubbish", "endless", "error", "cut", "silence"])
 async def test_what_fails_later_is_returned_with_its_tokens(
     server: OpenAIServer, kind: Any
 ) -> None:

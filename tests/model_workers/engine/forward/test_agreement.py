@@ -5,16 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from model_workers.engine.forward import load_model
-from model_workers.engine.forward.hub import tokens_compared
 from model_workers.engine.paged_model import SequenceChunk
 from sluice.settings import SettingsError
 from tests.support.generating_models import save
 from tests.support.tiny_models import save_model
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -47,13 +43,3 @@ def test_log_says_what_was_not_compared(
     with caplog.at_level(logging.INFO):
         load_model(str(save_model(tmp_path, "gemma")), device="cpu", **option)
     assert f"did not compare the first tokens of {tmp_path} with transformers: quant" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("weight_bytes", "context", "tokens"),
-    [(1.4e6, 256, 16), (5.4e8, 256, 16), (2.8e10, 256, 2), (1.4e6, 8, 4), (1.2e9, 256, 8)],
-)
-def test_large_models_are_compared_for_fewer_tokens(
-    weight_bytes: float, context: int, tokens: int
-) -> None:
-    assert tokens_compared(weight_bytes, CPU, context) == tokens
