@@ -100,7 +100,7 @@ class ModelLoop:
             workers=WorkerTable(list(self.workers), model.standby),
         )
         process.metrics.on_model(self._model, list(self.workers), self.table)
-        self._waiting_max, self._bytes_max = batcher.room_rows, batcher.room_bytes
+        self._room = batcher
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
         self._background = BackgroundTasks(self._on_fault)
@@ -139,8 +139,7 @@ class ModelLoop:
 
     def change(self, settings: Settings) -> None:
         """Activate another policy, other weights and limits; see `batcher.app.check_change`."""
-        batcher = settings.batcher
-        self._waiting_max, self._bytes_max = batcher.room_rows, batcher.room_bytes
+        self._room = settings.batcher
         before, self._scheduled = self._scheduled, settings.policy_of(self._settings)
         self._activate(self._scheduled.at(datetime.now(UTC)), settings.weights)
         if self._scheduled != before:
@@ -192,8 +191,8 @@ class ModelLoop:
             tokens_per_s=queue.waits.tokens_per_s(now),
         )
         for entry in report.classes:
-            entry.room_rows = self._waiting_max + report.slots
-            entry.room_bytes = self._bytes_max // (BOUNDED_CLASSES * max(gateways, 1))
+            entry.room_rows = self._room.room_rows + report.slots
+            entry.room_bytes = self._room.room_bytes // (BOUNDED_CLASSES * max(gateways, 1))
         self._process.metrics.on_report(report)
         return report
 
@@ -218,7 +217,7 @@ class ModelLoop:
         with self._event():
             now = time.monotonic()
             request = QueuedRequest(task, now, headers, size, self._settings.prefix_cache)
-            if self.table.size + size > self._bytes_max:
+            if self.table.size + size > self._room.room_bytes:
                 error = frame_pb2.TaskError(
                     reason=Overloaded.reason,
                     message=f"this batcher has too many waiting requests of model {self._model}",

@@ -241,9 +241,8 @@ class RequestTable:
         self._end_overdue(now)
         while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
             request = self._ended.popleft()[1]
-            request.batch = (
-                None  # Break the reference cycle, so that no garbage collection is needed.
-            )
+            # Break the reference cycle, so that no garbage collection is needed.
+            request.batch = None
             if request.state is RequestState.ENDED:
                 self._close(request, now)
         active = self.workers.active()
@@ -293,9 +292,9 @@ class RequestTable:
         """Return waiting requests to their gateways, now and from now on; with `running` those in workers too."""
         # Requests in workers stay until the drain time is over, unless `running` is set.
         self._draining = True
-        states = {RequestState.WAITING, RequestState.SENT} if running else {RequestState.WAITING}
+        last = RequestState.SENT if running else RequestState.WAITING
         for request in list(self.requests.values()):
-            if request.state in states:
+            if request.state <= last:
                 self._return_to_gateway(request, now)
 
     # State changes of requests.
@@ -308,9 +307,8 @@ class RequestTable:
             request.worker, request.state = batch.worker, RequestState.SENT
             # The request names no interval: the class and the load of the worker decide.
             if not request.task.HasField("coalesce_ms"):
-                delay_s = coalesce_s(
-                    request.priority_class, worker.load.running + len(batch.entries)
-                )
+                running = worker.load.running + len(batch.entries)
+                delay_s = coalesce_s(request.priority_class, running)
                 request.task.coalesce_ms = round(1000 * delay_s)
         worker.add_batch(batch.batch_id, batch.entries)
         self._actions.batches.append(batch)

@@ -247,7 +247,7 @@ class OverloadControl:
     def outlook(self, model: str, scheduling: SchedulingParams, now: float) -> Outlook:
         """Return when `model` would answer a request that is sent now."""
         load = self.loads.load(scheduling.rules.tasks.get(model, model), now)
-        state = load.of_class(scheduling.priority_class)
+        state = load.classes[scheduling.priority_class]
         wait_s = self._wait_s(model, scheduling, load, now)
         kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
         length = self.lengths.expect(kind, scheduling.min_tokens, scheduling.max_tokens)
@@ -274,7 +274,7 @@ class OverloadControl:
         self, model: str, scheduling: SchedulingParams, load: ModelLoad, now: float
     ) -> float:
         """Return the expected wait for a worker of a task that is sent now, in seconds."""
-        rank, state = RANKS[scheduling.priority_class], load.of_class(scheduling.priority_class)
+        rank, state = RANKS[scheduling.priority_class], load.classes[scheduling.priority_class]
         sent = self.sent_tokens[scheduling.rules.tasks.get(model, model)]
         sent.forget(load.reported_at)
         tasks = sum(sent.tasks[: rank + 1])
@@ -355,7 +355,7 @@ class OverloadControl:
         """
         self.breakers.sent(model, now)
         load = self.loads.load(task, now)
-        mean_tokens = load.of_class(priority_class).task_tokens
+        mean_tokens = load.classes[priority_class].task_tokens
         rank = RANKS[priority_class]
         self.sent_tokens[task].add(rank, tenant, mean_tokens or tokens, now, load.reported_at)
 

@@ -142,19 +142,17 @@ class SharedAnswerCache:
     def on_end(self, key: str, stream: AnswerStream) -> None:
         """Cache the answer of a stream that has ended, and wake the requests that wait for it."""
         finished, error = stream.finished, stream.error
-        record = None
+        # The next one computes it when only this caller did not wait for it.
+        again = isinstance(error, Cancelled | DeadlinePassed)
         degraded = any(run.error is not None for run in stream.runs)
         # An answer that a limit, a rule or a fallback changed is not that of the next request.
         if finished is not None and finished.reason in _WHOLE and not degraded:
             record = stream.record()
-        if record is not None and record.ByteSize() > REPLAY_BYTES_MAX:
-            record = None
-        if record is not None:
-            self._cache(key, record)
-        # The next one computes it when only this caller did not wait for it.
-        abandoned = isinstance(error, Cancelled | DeadlinePassed)
+            if record.ByteSize() <= REPLAY_BYTES_MAX:
+                self._cache(key, record)
+                again = True
         run = _run_of(key, stream.current.run_class.priority_class)
-        self._computing.release(run, stream.request_id, again=record is not None or abandoned)
+        self._computing.release(run, stream.request_id, again=again)
 
     def abandon(self, key: str, context: RequestContext) -> None:
         """Release the key of a request that opens no stream."""
@@ -239,9 +237,8 @@ def _parts(context: RequestContext) -> Iterator[bytes]:
         if prepared is not None:
             sampling = Sampling()
             sampling.CopyFrom(prepared.sampling)
-            sampling.ClearField(
-                "seed"
-            )  # drawn for each request; one that the caller names is in its own sampling
+            # Drawn for each request; one that the caller names is in its own sampling.
+            sampling.ClearField("seed")
             yield prepared.model.version.encode()
             yield sampling.SerializeToString(deterministic=True)
             yield array("I", prepared.prompt_token_ids).tobytes()

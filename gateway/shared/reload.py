@@ -301,18 +301,15 @@ class GatewayReload:
             await _wait(self._newer, self.times.retry_s if self.in_force.problem else None)
             self._newer.clear()
             async with self.lock:
-                await self._follow()
+                try:
+                    if self._is_behind:
+                        await self._use_in_force()
+                    await self._prepare()
+                except SluiceError as error:  # the next heartbeat says it again
+                    logger.warning("reading the policies of another gateway failed: %s", error)
+                    if self._is_behind:
+                        self.in_force.problem = str(error)
             await self.shared.peers.send_heartbeat()
-
-    async def _follow(self) -> None:
-        try:
-            if self._is_behind:
-                await self._use_in_force()
-            await self._prepare()
-        except SluiceError as error:  # the next heartbeat says it again
-            logger.warning("reading the policies of another gateway failed: %s", error)
-            if self._is_behind:
-                self.in_force.problem = str(error)
 
     async def _use_in_force(self) -> None:
         """Put the record in force to use in this gateway."""
@@ -327,20 +324,19 @@ class GatewayReload:
         if loaded is not None:
             self._use(loaded, self._seen)
             logger.info("using the policies that another gateway reloaded")
-        else:
-            self.in_force.problem = problem
-            logger.error(
-                "not serving: the policies that another gateway reloaded cannot be used: %s",
-                problem,
-            )
+            return
+        self.in_force.problem = problem
+        logger.error(
+            "not serving: the policies that another gateway reloaded cannot be used: %s", problem
+        )
 
     async def _prepare(self) -> None:
         """Load the candidate, unless that has been done."""
         stored = await self.shared.policies.read(_CANDIDATE, PolicyRecord)
+        record, revision = stored or (PolicyRecord(), 0)
         # Withdrawn, or loaded before.
-        if stored is None or stored[1] <= self._candidate.candidate:
+        if revision <= self._candidate.candidate:
             return
-        record, revision = stored
         replaces = _digest_of(self._settings)
         self._prepared, problem = await self._loaded(record)
         # The same sections, but other files: this gateway would decide otherwise than the others.
@@ -356,9 +352,8 @@ class GatewayReload:
             return await self._load(self._with(record.sections)), ""
         except (SettingsError, SluiceError) as error:
             return None, str(error)[:_PROBLEM_MAX]
-        except (
-            Exception
-        ) as error:  # the task of `run` would end, and the gateway that proposes would wait
+        # Otherwise the task of `run` would end, and the gateway that proposes would wait.
+        except Exception as error:
             logger.exception("loading policies failed")
             return None, f"internal error: {type(error).__name__}; see the log of the gateway"
 
@@ -369,9 +364,8 @@ class GatewayReload:
             changed: dict[str, Any] = yaml.safe_load(sections)
             identity = own["identity"] | changed["identity"]
         except (yaml.YAMLError, TypeError, KeyError) as error:
-            raise SettingsError(
-                f"the stored policies cannot be read: {type(error).__name__}"
-            ) from error
+            what = type(error).__name__
+            raise SettingsError(f"the stored policies cannot be read: {what}") from error
         return parse(own | changed | {"identity": identity}, "policies")
 
 

@@ -49,9 +49,6 @@ class ClassLoad:
     token_s: float = 0.0
 
 
-_NO_LOAD: Final = ClassLoad()
-
-
 @dataclass(frozen=True)
 class ModelLoad:
     """The load of one model over all batchers.
@@ -64,7 +61,7 @@ class ModelLoad:
         tokens_per_s: Rate of the workers while all their capacity is used, prompts and answers; 0 if it is not, or
             unknown.
         reported_at: When the oldest of the reports arrived, in monotonic seconds.
-        classes: Loads by class.
+        classes: Loads by class; of one that is not reported an idle one.
     """
 
     workers: int = 0
@@ -73,16 +70,12 @@ class ModelLoad:
     queued: int = 0
     tokens_per_s: float = 0.0
     reported_at: float = 0.0
-    classes: Mapping[str, ClassLoad] = field(default_factory=dict)
+    classes: Mapping[str, ClassLoad] = field(default_factory=lambda: defaultdict(ClassLoad))
 
     @property
     def ready(self) -> bool:
         """Whether a worker is alive."""
         return self.workers > 0
-
-    def of_class(self, priority_class: str) -> ClassLoad:
-        """Return the load of one class; nothing waits in a class that is not reported."""
-        return self.classes.get(priority_class, _NO_LOAD)
 
 
 @dataclass
@@ -187,9 +180,10 @@ class ModelLoadTable:
         if not batchers:
             return ModelLoad()
         reports = [batcher.models[model] for batcher in batchers]
-        classes = defaultdict[str, list[ClassReport]](list)
+        reported = defaultdict[str, list[ClassReport]](list)
         for entry in chain.from_iterable(report.classes for report in reports):
-            classes[entry.priority_class].append(entry)
+            reported[entry.priority_class].append(entry)
+        classes = {name: _class_load(entries) for name, entries in reported.items()}
         return ModelLoad(
             workers=max(report.workers for report in reports),
             slots=max(report.slots for report in reports),
@@ -197,7 +191,7 @@ class ModelLoadTable:
             queued=sum(report.queued for report in reports),
             tokens_per_s=sum(report.tokens_per_s for report in reports),
             reported_at=min(batcher.reported_at for batcher in batchers),
-            classes={name: _class_load(entries) for name, entries in classes.items()},
+            classes=defaultdict(ClassLoad, classes),
         )
 
 

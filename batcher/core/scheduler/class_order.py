@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush, nlargest
 from typing import Final
 
@@ -73,9 +73,8 @@ class ClassOrder:
         Returns:
             The waiting requests.
         """
-        entries, was_fair = self._waiting_entries(), self._is_fair
+        entries, was_fair = self._drain(), self._is_fair
         self._configure(policy)
-        self._clear()
         self.tenants.use_weights(weights)
         for entry in entries:
             tenant = self._share_of(entry)
@@ -84,28 +83,21 @@ class ClassOrder:
             self._enter(entry, tenant)
         return entries
 
-    def _waiting_entries(self) -> list[QueueEntry]:
-        """Return the waiting requests in order of arrival."""
-        heaps = [self._returned, *(tenant.in_turn for tenant in self._shares())]
+    def _drain(self) -> list[QueueEntry]:
+        """Empty all lists, and return the waiting requests in order of arrival."""
+        shares = self._common, *self.tenants.flows.values()
+        heaps = [self._returned, *(share.in_turn for share in shares)]
         entries = [entry for heap in heaps for _, number, entry in heap if number == entry.number]
-        return sorted(entries, key=lambda entry: entry.number)
-
-    def _shares(self) -> Iterator[TenantShare]:
-        yield self._common
-        yield from self.tenants.flows.values()
-
-    def _clear(self) -> None:
-        """Empty all lists of waiting requests."""
         self.waiting = self.tokens = self.prefill_tokens = 0
         self._weight = 0.0
-        self._returned.clear()
         self._late.clear()
-        for tenant in self._shares():
-            self.tenants.place(tenant, None)
-            tenant.waiting = tenant.tokens = 0
-            tenant.in_turn.clear()
-            tenant.by_deadline.clear()
-            tenant.late = None
+        for heap in (*heaps, *(share.by_deadline for share in shares)):
+            heap.clear()
+        for share in shares:
+            self.tenants.place(share, None)
+            share.waiting = share.tokens = 0
+            share.late = None
+        return sorted(entries, key=lambda entry: entry.number)
 
     def _level(self, tenant: TenantShare) -> None:
         """Raise the virtual time of a tenant that starts to wait: idle time earns no credit."""

@@ -198,7 +198,7 @@ def test_batchers_share_the_work(scene: Scene) -> None:
     scene.report("b2", large=0.0)
     load = scene.loads.load("large", scene.now)
     assert load.tokens_per_s == 2 * TOKENS_PER_S
-    assert load.of_class("standard").wait_s == 2.0
+    assert load.classes["standard"].wait_s == 2.0
 
 
 def test_request_is_hopeless_if_no_model_is_in_time(scene: Scene) -> None:

@@ -52,7 +52,7 @@ async def test_predictions_are_judged_of_answers_that_waited(wire: Wire) -> None
     speed = ClassReport(priority_class="interactive", free_rows=8, first_token_ms=100, token_ms=10)
     await wire.batcher.report("small", "large", classes=[speed])
     loads = wire.gateway.transport.loads
-    await wire.until(lambda: loads.load("small", monotonic()).of_class("interactive").token_s > 0)
+    await wire.until(lambda: loads.load("small", monotonic()).classes["interactive"].token_s > 0)
 
     async def answer(max_tokens: int, waited_ms: float) -> None:
         call, task = await wire.begin(prompt(sampling=pb.SamplingParams(max_tokens=max_tokens)))
