@@ -197,7 +197,7 @@ class JobCalls:
     async def batches(self, call: HttpCall) -> Json:
         """Return a page of the tenant's batches, newest first."""
         query = {"limit": "20", **call.query_params}
-        check_query(query)
+        check_query(query, "limit", "after")
         limit = page_limit(query["limit"] or str(BATCHES_MAX), BATCHES_MAX)
         request, jobs = pb.ListJobsRequest(), list[Json]()
         async with self._lists.held(call.caller.tenant):
@@ -380,32 +380,9 @@ def create_request(
     return pb.CreateJobRequest(spec=spec, idempotency_key=key)
 
 
-def page(data: list[Json], query: Mapping[str, str], limit_max: int, *others: str) -> Json:
-    """Return the page of a list that `query` selects.
-
-    Args:
-        data: All entries of the list.
-        query: Parameters of the URL.
-        limit_max: Most entries of a page.
-        others: Parameters that are allowed beside limit and after.
-
-    Raises:
-        InvalidRequest: A parameter is unsupported, or its value is invalid.
-        UploadUnknown, JobUnknown: The list has no entry `after`.
-    """
-    check_query(query, *others)
-    limit = page_limit(query.get("limit") or str(limit_max), limit_max)
-    if after := query.get("after"):
-        ids = [entry["id"] for entry in data]
-        if after not in ids:
-            raise _after_unknown(after)
-        data = data[ids.index(after) + 1 :]
-    return list_object(data[:limit], has_more=len(data) > limit)
-
-
-def check_query(query: Mapping[str, str], *others: str) -> None:
-    """Raise InvalidRequest for a parameter other than limit, after and `others`."""
-    if unknown := query.keys() - {"limit", "after", *others}:
+def check_query(query: Mapping[str, str], *names: str) -> None:
+    """Raise InvalidRequest for a parameter other than `names`."""
+    if unknown := query.keys() - {*names}:
         raise InvalidRequest.of(min(unknown), "is not supported; leave it out")
 
 
@@ -432,7 +409,13 @@ def page_limit(text: str, limit_max: int) -> int:
 
 
 def file_page(files: list[Json], query: Mapping[str, str]) -> Json:
-    """Return the page of `files` that `query` selects; raise as `page`."""
+    """Return the page of `files` that `query` selects.
+
+    Raises:
+        InvalidRequest: A parameter is unsupported, or its value is invalid.
+        UploadUnknown: There is no file `after`.
+    """
+    check_query(query, "limit", "after", "purpose", "order")
     if (order := query.get("order") or "desc") not in ("asc", "desc"):
         raise InvalidRequest.of("order", "must be asc or desc")
     purpose = query.get("purpose")
@@ -440,7 +423,13 @@ def file_page(files: list[Json], query: Mapping[str, str]) -> Json:
     selected.sort(
         key=lambda file: (file["created_at"], file["purpose"], file["id"]), reverse=order == "desc"
     )
-    return page(selected, query, FILES_MAX, "purpose", "order")
+    limit = page_limit(query.get("limit") or str(FILES_MAX), FILES_MAX)
+    if after := query.get("after"):
+        ids = [entry["id"] for entry in selected]
+        if after not in ids:
+            raise _after_unknown(after)
+        selected = selected[ids.index(after) + 1 :]
+    return list_object(selected[:limit], has_more=len(selected) > limit)
 
 
 def _upload_object(upload_id: str, upload: Any) -> Json:

@@ -22,7 +22,7 @@ from gateway.admission.arrivals import Arrivals
 from gateway.admission.request_context import Call, fail_with
 from gateway.http.answers import encode
 from gateway.http.api import api_of
-from gateway.http.encodings import encoding_of, encoding_unsupported, gunzip
+from gateway.http.encodings import CONTENT_ENCODING, EncodingUnsupported, encoding_of, gunzip
 from gateway.http.requests import (
     class_of,
     host_of,
@@ -178,7 +178,9 @@ class HttpCall(Call, Request):
             BodyTooSlow, ClientDisconnect: It does not go on.
         """
         if encoding_of(self.metadata):
-            raise encoding_unsupported("gzip is served for JSON alone; send the file without it")
+            raise EncodingUnsupported.of(
+                CONTENT_ENCODING, "gzip is served for JSON alone; send the file without it"
+            )
         return self._arrivals.pieces(self.stream(), self._too_slow)
 
     async def write(

@@ -6,16 +6,15 @@ echoed prompt come from one more request, to Score.
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.api.generate import Generator, Write
 from gateway.api.texts import SCORE, respond
 from gateway.http.call import HttpCall
 from gateway.http.logprobs import Echo
-from gateway.http.requests import generate_request
+from gateway.http.requests import add_headers, generate_request
 from gateway.models.tokenizer import ControlToken
 from gateway.validation.requests import CLASSES_OF
 from sluice.defaults import AUTO
@@ -28,46 +27,9 @@ RUNNING_MAX: Final = 16
 """Most prompts of one call that are answered at the same time."""
 
 
-@dataclass(frozen=True)
-class CompletionRequests:
-    """The requests of a body of /v1/completions.
-
-    Attributes:
-        requests: One for each prompt.
-        echo: Whether answers begin with their prompt.
-        with_usage: As `generate_request` returns it.
-    """
-
-    requests: Sequence[pb.GenerateRequest]
-    echo: bool
-    with_usage: bool | None
-
-
 def is_several(body: Mapping[str, Any]) -> bool:
     """Return whether a body of /v1/completions has several prompts, or asks for echo."""
     return bool(body.get("echo")) or len(prompts_of(body.get("prompt"))) > 1
-
-
-def completion_requests(body: dict[str, Any]) -> CompletionRequests:
-    """Return the requests of `body`.
-
-    Raises:
-        BadField: A field is unknown, or its value is invalid.
-    """
-    echo = body.get("echo") or False
-    check_kind("echo", echo, bool)
-    fields = {name: value for name, value in body.items() if name != "echo"}
-    requests, with_usage = list[pb.GenerateRequest](), None
-    for prompt in prompts_of(body.get("prompt")):
-        request, with_usage = generate_request(COMPLETIONS, {**fields, "prompt": prompt})
-        requests.append(request)
-    # All requests have the same options, so the first one is checked.
-    scored = echo and requests[0].sampling.HasField("logprobs")
-    if scored and requests[0].model in ("", AUTO):
-        raise BadField("model: is required with echo and logprobs; name one model")
-    if _is_prompt_alone(requests[0]) and not scored:
-        raise BadField("max_tokens: is 0; send at least 1, or echo with logprobs")
-    return CompletionRequests(requests, echo, with_usage)
 
 
 def _is_prompt_alone(request: pb.GenerateRequest) -> bool:
@@ -78,19 +40,44 @@ class PromptAnswers:
     """The answers to one call.
 
     Attributes:
+        with_usage: As `generate_request` returns it.
         echoes: Echoed prompts, by the index of the choice.
     """
 
-    def __init__(
-        self, generator: Generator, call: HttpCall, completion: CompletionRequests
-    ) -> None:
-        """Prepare the answers to `completion`, whose requests already have the options of the headers."""
+    def __init__(self, generator: Generator, call: HttpCall, body: dict[str, Any]) -> None:
+        """Read the requests of `body`, with the options of the headers.
+
+        Raises:
+            BadField: A field is unknown, or its value is invalid.
+            InvalidRequest: A header is invalid.
+        """
+        self.with_usage: bool | None = None
         self.echoes: dict[int, Echo] = {}
         self._generator = generator
         self._call = call
-        self._asked = completion
         self._write_lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(RUNNING_MAX)
+        self._echo = body.get("echo") or False
+        check_kind("echo", self._echo, bool)
+        fields = {name: value for name, value in body.items() if name != "echo"}
+        self._requests = list[pb.GenerateRequest]()
+        for prompt in prompts_of(body.get("prompt")):
+            request, self.with_usage = generate_request(COMPLETIONS, {**fields, "prompt": prompt})
+            self._requests.append(request)
+        # All requests have the same options, so the first one is checked.
+        first = self._requests[0]
+        scored = self._echo and first.sampling.HasField("logprobs")
+        if scored and first.model in ("", AUTO):
+            raise BadField("model: is required with echo and logprobs; name one model")
+        if _is_prompt_alone(first) and not scored:
+            raise BadField("max_tokens: is 0; send at least 1, or echo with logprobs")
+        streams = self.with_usage is not None
+        for position, request in enumerate(self._requests):
+            call.remaining_s = add_headers(call.metadata, request, streams=streams)
+            # The prompts need different idempotency keys.
+            if (key := request.idempotency_key) and position:
+                own_key = hashlib.sha256(f"{position} {key}".encode())
+                request.idempotency_key = own_key.hexdigest()
 
     async def answer(self, write: Write) -> None:
         """Answer all prompts; pass their messages to `write`, one at a time.
@@ -100,7 +87,7 @@ class PromptAnswers:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for position, request in enumerate(self._asked.requests):
+                for position, request in enumerate(self._requests):
                     await self._slots.acquire()
                     group.create_task(self._answer_one(position, request, write))
         except BaseExceptionGroup as failed:
@@ -119,7 +106,7 @@ class PromptAnswers:
         try:
             # The call itself has the slot of the first prompt.
             with slot if position else nullcontext():
-                if self._asked.echo:
+                if self._echo:
                     echo = await self._echo_of(request)
                     indexes = range(position * count, (position + 1) * count)
                     self.echoes.update(dict.fromkeys(indexes, echo))
@@ -171,10 +158,3 @@ class PromptAnswers:
         finished = pb.Finished(reason=pb.FINISH_REASON_LENGTH, usage=usage, model=request.model)
         started = pb.Started(request_id=self._call.request_id, model=request.model)
         return pb.GenerateResponse(started=started, finished=finished)
-
-
-def own_key(key: str, position: int) -> str:
-    """Return the idempotency key of the prompt at `position` of a call with `key`."""
-    if not key or not position:
-        return key
-    return hashlib.sha256(f"{position} {key}".encode()).hexdigest()

@@ -30,15 +30,10 @@ def encoding_of(headers: Mapping[str, str]) -> str:
         return ""
     if name in _GZIP_NAMES:
         return GZIP
-    raise encoding_unsupported(
-        f"{name[:_NAME_CHARS_MAX]!r} is not supported; send gzip, or no encoding"
+    quoted = repr(name[:_NAME_CHARS_MAX])
+    raise EncodingUnsupported.of(
+        CONTENT_ENCODING, f"{quoted} is not supported; send gzip, or no encoding"
     )
-
-
-def encoding_unsupported(problem: str) -> EncodingUnsupported:
-    """Return the error for an encoding; `problem` says what to do."""
-    wrong = InvalidRequest.of(CONTENT_ENCODING, problem)
-    return EncodingUnsupported(wrong.message, violations=wrong.violations)
 
 
 def gunzip(body: bytes, limit: int) -> bytes:

@@ -11,7 +11,7 @@ from gateway.api.texts import EMBED, RERANK, TextsKind, respond
 from gateway.http.answers import Chunks, HttpAnswer, WholeBody
 from gateway.http.audio import HEADS, SpokenText, speech_request
 from gateway.http.call import SSE, HttpCall
-from gateway.http.completions import PromptAnswers, completion_requests, is_several, own_key
+from gateway.http.completions import PromptAnswers, is_several
 from gateway.http.message_events import MessageEvents
 from gateway.http.messages import MessagesBody
 from gateway.http.names import BodyKind, FieldNames
@@ -49,23 +49,15 @@ class ModelCalls:
         url, body = call.scope["path"], await call.object()
         call.named = FieldNames(BodyKind.CHAT if url == CHAT else BodyKind.COMPLETION, body)
         if url == COMPLETIONS and is_several(body):
-            await self._complete_several(call, body)
+            answers = PromptAnswers(self._generator, call, body)
+            answer = _answer_of(url, answers.with_usage, may_call=False)
+            answer.echoes = answers.echoes
+            head = {} if answers.with_usage is None else SSE
+            await self._write(call, answer, head, answers.answer)
             return
         request, with_usage = generate_request(url, body)
         answer = _answer_of(url, with_usage, may_call=bool(request.tools))
         await self._generate(call, request, answer, {} if with_usage is None else SSE)
-
-    async def _complete_several(self, call: HttpCall, body: Json) -> None:
-        """Serve /v1/completions with several prompts, or with their echo."""
-        completion = completion_requests(body)
-        head = {} if completion.with_usage is None else SSE
-        for position, request in enumerate(completion.requests):
-            call.remaining_s = add_headers(call.metadata, request, streams=head is SSE)
-            request.idempotency_key = own_key(request.idempotency_key, position)
-        answer = _answer_of(COMPLETIONS, completion.with_usage, may_call=False)
-        answers = PromptAnswers(self._generator, call, completion)
-        answer.echoes = answers.echoes
-        await self._write(call, answer, head, answers.answer)
 
     async def respond(self, call: HttpCall) -> None:
         """Serve /v1/responses without state: answers are not stored, and each request has its whole conversation."""
@@ -146,7 +138,7 @@ class ModelCalls:
         streams, call.is_read = head is SSE, True
 
         def headers() -> dict[str, str]:
-            return {**head, **degraded_header(answer)}
+            return {**head, DEGRADED: "true"} if answer.degraded else dict(head)
 
         # The head goes out with the first text or ping, so that an error before it still sets the status.
         async def write(response: pb.GenerateResponse) -> None:
@@ -176,8 +168,3 @@ def _answer_of(url: str, with_usage: bool | None, *, may_call: bool) -> WholeBod
     if with_usage is None:
         return WholeBody(shape, created, may_call=may_call)
     return Chunks(shape, created, with_usage, may_call=may_call)
-
-
-def degraded_header(answer: HttpAnswer) -> dict[str, str]:
-    """Return the header of an answer that a fallback gives; none of others."""
-    return {DEGRADED: "true"} if answer.degraded else {}

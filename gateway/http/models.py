@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.api.generate import Generator
 from gateway.http.anthropic import VERSION
-from gateway.http.batches import page_limit
+from gateway.http.batches import check_query, page_limit
 from gateway.http.call import HttpCall
 from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest, UnknownModel
@@ -78,8 +78,7 @@ def page_of(models: Sequence[Json], query: Mapping[str, str]) -> Json:
     Raises:
         InvalidRequest: A parameter is unsupported, or its value is invalid.
     """
-    if unknown := query.keys() - {"limit", "after_id", "before_id", "beta"}:
-        raise InvalidRequest.of(min(unknown), "is not supported; leave it out")
+    check_query(query, "limit", "after_id", "before_id", "beta")
     limit = page_limit(query.get("limit") or PAGE, PAGE_MAX)
     names = [model["id"] for model in models]
     positions = {}

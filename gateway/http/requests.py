@@ -8,7 +8,6 @@ metadata of a gRPC call. Errors name the wrong field or header.
 import math
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -113,11 +112,7 @@ def _take_stream_options(body: dict[str, Any]) -> bool | None:
 
 def host_of(headers: Mapping[str, str]) -> str:
     """Return the host in the header `host`, without the port; empty if there is none or it is invalid."""
-    return _name_in(headers.get("host", ""))
-
-
-@lru_cache(maxsize=256)
-def _name_in(host: str) -> str:
+    host = headers.get("host", "")
     return _host(f"//{host}") if _HOST.fullmatch(host) else ""
 
 
@@ -194,17 +189,12 @@ def add_headers(
     if isinstance(request, GenerateRequest):
         request.idempotency_key = headers.get(IDEMPOTENCY_KEY, "")
         if ALLOW_DEGRADED in headers and not request.HasField("allow_degraded"):
-            request.allow_degraded = _switch(headers, ALLOW_DEGRADED)
+            value = headers[ALLOW_DEGRADED].lower()
+            if value not in ("true", "false"):
+                raise InvalidRequest.of(ALLOW_DEGRADED, f"is {value[:20]!r}; send true or false")
+            request.allow_degraded = value == "true"
     request.labels.update(labels_of(headers))
     return timeout_s(headers, streams=streams)
-
-
-def _switch(headers: Mapping[str, str], name: str) -> bool:
-    """Return the value of the header `name`; raise InvalidRequest unless it is true or false."""
-    value = headers[name].lower()
-    if value not in ("true", "false"):
-        raise InvalidRequest.of(name, f"is {value[:20]!r}; send true or false")
-    return value == "true"
 
 
 def labels_of(headers: Mapping[str, str]) -> dict[str, str]:

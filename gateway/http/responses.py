@@ -5,7 +5,6 @@ an object or as events. An unsupported field is an error that names it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -292,28 +291,23 @@ class ResponseEvents(EventAnswer):
 
     @override
     def _begin_text(self, kind: str) -> None:
-        item = _ITEMS[kind]
-        self._add_item(item.prefix, {**item.item, "content": []})
+        prefix, _, item = _ITEMS[kind]
+        self._add_item(prefix, {**item, "content": []})
         self._place["content_index"] = 0
-        self._send_event("response.content_part.added", **self._place, part=item.part(""))
+        self._send_event("response.content_part.added", **self._place, part=_part(kind, ""))
 
     @override
     def _send_text(self, kind: str, text: str) -> None:
-        item, logprobs = _ITEMS[kind], self._new_logprobs
-        if item.has_logprobs:
-            self._item_logprobs += logprobs
-        self._send_event(
-            f"response.{item.text}.delta", **self._place, delta=text, **item.extra(logprobs)
-        )
+        logged = _logged(kind, self._new_logprobs)
+        self._item_logprobs += logged.get("logprobs", [])
+        name = f"response.{_ITEMS[kind][1]}.delta"
+        self._send_event(name, **self._place, delta=text, **logged)
 
     @override
     def _close_text(self, kind: str, text: str) -> None:
-        item, logprobs = _ITEMS[kind], self._item_logprobs
+        logged, part = _logged(kind, self._item_logprobs), _part(kind, text, self._item_logprobs)
         self._item_logprobs = []
-        part = item.part(text, logprobs)
-        self._send_event(
-            f"response.{item.text}.done", **self._place, text=text, **item.extra(logprobs)
-        )
+        self._send_event(f"response.{part['type']}.done", **self._place, text=text, **logged)
         self._send_event("response.content_part.done", **self._place, part=part)
         self._end_item(self._text_status, content=[part])
 
@@ -347,45 +341,21 @@ class ResponseEvents(EventAnswer):
         return self._take_events()
 
 
-@dataclass(frozen=True)
-class _TextItem:
-    """An item of the output that is text.
-
-    Attributes:
-        prefix: Prefix of its id.
-        item: Its fields, without those of all items.
-        text: Type of its only part.
-        part_fields: Fields of the part beside type, text and log-probabilities.
-        has_logprobs: Whether the part and the events of its text have log-probabilities.
-    """
-
-    prefix: str
-    item: Mapping[str, Any]
-    text: str
-    part_fields: Mapping[str, Any]
-    has_logprobs: bool
-
-    def part(self, text: str, logprobs: Sequence[Json] = ()) -> Json:
-        return {"type": self.text, "text": text, **self.part_fields, **self.extra(logprobs)}
-
-    def extra(self, logprobs: Sequence[Json]) -> Json:
-        """Return the log-probabilities as a field of an event or part, if it has any."""
-        return {"logprobs": list(logprobs)} if self.has_logprobs else {}
-
-
-_ITEMS: Final[Mapping[str, _TextItem]] = {
-    TEXT: _TextItem(
-        "msg",
-        {"type": "message", "role": "assistant"},
-        "output_text",
-        part_fields={"annotations": []},
-        has_logprobs=True,
-    ),
-    REASONING: _TextItem(
-        "rs", {"type": "reasoning", "summary": []}, "reasoning_text", {}, has_logprobs=False
-    ),
+_ITEMS: Final[Mapping[str, tuple[str, str, Json]]] = {
+    TEXT: ("msg", "output_text", {"type": "message", "role": "assistant"}),
+    REASONING: ("rs", "reasoning_text", {"type": "reasoning", "summary": []}),
 }
-"""Items by kind of text."""
+"""Prefix of the id, type of the only part, and fields of an item of the output, by kind of text."""
+
+
+def _logged(kind: str, logprobs: Sequence[Json]) -> Json:
+    """Return the log-probabilities as a field of an event or a part; reasoning has none."""
+    return {"logprobs": list(logprobs)} if kind == TEXT else {}
+
+
+def _part(kind: str, text: str, logprobs: Sequence[Json] = ()) -> Json:
+    annotations: Json = {"annotations": []} if kind == TEXT else {}
+    return {"type": _ITEMS[kind][1], "text": text, **annotations, **_logged(kind, logprobs)}
 
 
 def _part_logprobs(entries: Sequence[pb.TokenLogprobs]) -> list[Json]:

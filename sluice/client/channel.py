@@ -151,12 +151,6 @@ def target_of(address: str) -> str:
     return f"{kind}:" + ",".join(number for number_kind, number in numbers if number_kind == kind)
 
 
-def has_several(address: str) -> bool:
-    """Return whether there may be several gateways behind `address`."""
-    host = address.rpartition(":")[0].strip("[]")
-    return "," in address or not _is_one(host)
-
-
 def _options_of(address: str, reconnect_ms_max: int) -> tuple[tuple[str, str | int], ...]:
     options: list[tuple[str, str | int]] = [
         *_OPTIONS,
@@ -164,31 +158,25 @@ def _options_of(address: str, reconnect_ms_max: int) -> tuple[tuple[str, str | i
     ]
     first, *others = [part.strip() for part in address.split(",") if part.strip()] or [address]
     # Calls on this machine never go through an HTTP proxy.
-    if all(map(_is_here, (first, *others))):
+    numbers = [_ip_of(part) for part in (first, *others)]
+    if all(number is not None and number.is_loopback for number in numbers):
         options.append(DIRECT)
     if others:
         options.append(("grpc.default_authority", first))  # what each certificate must name
-    if has_several(address):
+    # Several gateways, or a name that may have several addresses.
+    if others or numbers == [None]:
         # For a single gateway gRPC's default policy is better: it reconnects with the next call, without a wait.
         options.append(_SPREAD)
     return tuple(options)
 
 
-def _is_here(address: str) -> bool:
-    """Return whether HOST:PORT is on this machine."""
+def _ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address in HOST:PORT; None for a name other than localhost."""
     host = address.rpartition(":")[0].strip("[]")
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        return host == "localhost"
-
-
-def _is_one(host: str) -> bool:
-    """Return whether `host` is a single machine."""
-    try:
-        return bool(ipaddress.ip_address(host))
-    except ValueError:
-        return host == "localhost"
+        return None
 
 
 def _numbers_of(part: str) -> list[tuple[str, str]]:
@@ -201,17 +189,12 @@ def _numbers_of(part: str) -> list[tuple[str, str]]:
     except OSError:
         return []
     # A name may have addresses of both families, but gRPC accepts one family: IPv4, which every host has.
-    old = [
-        ("ipv4", f"{where[0]}:{port}")
-        for family, *_, where in addresses
-        if family == socket.AF_INET
-    ]
-    new = [
-        ("ipv6", f"[{where[0]}]:{port}")
-        for family, *_, where in addresses
-        if family == socket.AF_INET6
-    ]
-    return old or new
+    found: dict[str, list[tuple[str, str]]] = {"ipv4": [], "ipv6": []}
+    for family, *_, where in addresses:
+        kind = "ipv6" if family == socket.AF_INET6 else "ipv4"
+        number = f"[{where[0]}]" if kind == "ipv6" else where[0]
+        found[kind].append((kind, f"{number}:{port}"))
+    return found["ipv4"] or found["ipv6"]
 
 
 def call_metadata(tenant: str | None, api_key: str | None) -> tuple[tuple[str, str], ...]:

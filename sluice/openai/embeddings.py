@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sluice.openai.fields import BadField, check_entries, check_kind, set_field
+from sluice.openai.fields import BadField, add_value, check_entries, check_kind, set_field
 from sluice.openai.requests import body_of_line
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.jobs_pb2 import JobAnswer
@@ -39,7 +39,7 @@ def embed_request(body: Mapping[str, Any]) -> pb.EmbedRequest:
     request = pb.EmbedRequest()
     fields = {name: value for name, value in body.items() if value is not None}
     format_of(fields)
-    _set_texts(request.texts, fields.pop("input", None), "input")
+    _set_texts(request, "texts", fields.pop("input", None), "input")
     if (user := fields.pop("user", None)) is not None:
         check_kind("user", user, str)
         request.labels["user"] = user
@@ -80,7 +80,7 @@ def rerank_request(body: Mapping[str, Any]) -> tuple[pb.RerankRequest, bool]:
             document.get("text") if isinstance(document, dict) else document
             for document in documents
         ]
-    _set_texts(request.documents, documents, "documents")
+    _set_texts(request, "documents", documents, "documents")
     returned: bool = fields.pop("return_documents", False)
     check_kind("return_documents", returned, bool)
     _set_fields(request, fields, _RERANK_FIELDS)
@@ -137,23 +137,20 @@ def _numbers(values: bytes, format: str) -> Any:
     return array("f", values).tolist()
 
 
-def _set_texts(texts: Any, value: Any, field: str) -> None:
+def _set_texts(request: Any, name: str, value: Any, path: str) -> None:
+    """Set the repeated field `name` to the texts in `value`, the field `path` of a body."""
     value = [value] if isinstance(value, str) else value
-    check_entries(field, value)
+    check_entries(path, value)
     if not isinstance(value, list) or not value:
-        raise BadField(f"{field}: must be a text or a list of texts")
+        raise BadField(f"{path}: must be a text or a list of texts")
+    field = request.DESCRIPTOR.fields_by_name[name]
     for position, text in enumerate(value):
         if isinstance(text, int | list):
             raise BadField(
-                f"{field}: token ids are not supported; send the text "
+                f"{path}: token ids are not supported; send the text "
                 "(OpenAIEmbeddings of LangChain: check_embedding_ctx_length=False)"
             )
-        if not isinstance(text, str):
-            raise BadField(f"{field}[{position}]: must be text")
-        try:
-            texts.append(text)
-        except (UnicodeError, ValueError):
-            raise BadField(f"{field}[{position}]: is not valid UTF-8") from None
+        add_value(getattr(request, name), text, field, f"{path}[{position}]")
 
 
 def _set_fields(request: Any, fields: Mapping[str, Any], known: Sequence[str]) -> None:

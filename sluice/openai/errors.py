@@ -35,8 +35,6 @@ _CODES: Final[Mapping[str, str]] = {
     "BUDGET_SPENT": "insufficient_quota",
 }
 """OpenAI's code by reason; other codes are the reason in lower case."""
-_TYPE_OF_REASON: Final[Mapping[str, str]] = {"EXPECTED_LATE": "overloaded_error"}
-"""Types that do not follow from the status."""
 
 
 def http_status(code: int, reason: str) -> int:
@@ -48,12 +46,10 @@ def error_body(status: int, reason: str, message: str, param: str | None = None)
     """Return the body of an error; `param` names the wrong field. Texts are cut, because they may quote the caller."""
     code = _CODES.get(reason, reason.lower())
     param = None if param is None else param[:FIELD_MAX]
-    kind = _TYPE_OF_REASON.get(reason) or _type(status)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    if status == 429:
+        kind = "rate_limit_error"
+    if reason == "EXPECTED_LATE":
+        kind = "overloaded_error"
     described = {"message": message[:TEXT_MAX], "type": kind, "param": param, "code": code}
     return {"error": described}
-
-
-def _type(status: int) -> str:
-    if status == 429:
-        return "rate_limit_error"
-    return "invalid_request_error" if status < 500 else "server_error"
