@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sluice.internal.v1.frame_pb2 import (
     TaskError,
 )
 from sluice.internal.v1.task_pb2 import Task
-from sluice.settings import CacheSettings
+from sluice.settings import CacheSettings, ModelSettings
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.speech import MODEL, heard, say, speech_model
@@ -27,7 +27,6 @@ from tests.gateway.kit.wire import (
     Wire,
     error_of,
     events_of,
-    open_wire,
     prompt,
     text_of,
     tokens_of,
@@ -46,18 +45,16 @@ from tests.support.tiny_whisper import (
 SHORT = sound(1.5)
 LONG = sound(4.5, seed=3)
 """Three chunks: they begin 0, 1.33 and 2.67 s in."""
+PAIR = {"name": "pair", "pattern": "w11 w12", "must_match": ["w11 w12"]}
 ENGLISH = [START, LANGUAGES["<|en|>"], TASKS["transcribe"], NO_TIMESTAMPS]
 
 
+pytestmark = pytest.mark.wire(audio_max_s=60.0)
+
+
 @pytest.fixture(scope="module")
-def speech(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return speech_model(tmp_path_factory.mktemp("whisper"))
-
-
-@pytest.fixture
-async def ears(nats_url: str, model_folder: Path, speech: Any) -> AsyncIterator[Wire]:
-    async with open_wire(nats_url, model_folder, more_models=[speech], audio_max_s=60.0) as wire:
-        yield wire
+def more_models(tmp_path_factory: pytest.TempPathFactory) -> Sequence[ModelSettings]:
+    return (speech_model(tmp_path_factory.mktemp("whisper")),)
 
 
 async def tasks_of(wire: Wire, count: int) -> list[Task]:
@@ -66,16 +63,16 @@ async def tasks_of(wire: Wire, count: int) -> list[Task]:
     return sorted(tasks, key=lambda task: task.request_id)
 
 
-async def test_what_is_heard_at_once_is_a_row(ears: Wire) -> None:
-    call = ears.stub.Generate(heard(SHORT))
-    task = await ears.batcher.task(MODEL)
+async def test_what_is_heard_at_once_is_a_row(wire: Wire) -> None:
+    call = wire.stub.Generate(heard(SHORT))
+    task = await wire.batcher.task(MODEL)
     assert task.audio.pcm == SHORT
     assert not task.audio.opening_token_ids
     assert list(task.prompt_token_ids) == ENGLISH
     assert task.sampling.max_tokens == POSITIONS - 4
     assert list(task.sampling.stop_token_ids) == [END]
-    await ears.batcher.send(task, frame(0, [5]))
-    await say(ears, task, 5, 6)
+    await wire.batcher.send(task, frame(0, [5]))
+    await say(wire, task, 5, 6)
     events = await events_of(call)
     assert text_of(events) == " w5 w6"
     assert events[0].started.prompt_tokens == 4
@@ -83,71 +80,71 @@ async def test_what_is_heard_at_once_is_a_row(ears: Wire) -> None:
     assert events[-1].finished.usage.completion_tokens == 3
 
 
-async def test_a_wav_file_a_language_to_find_and_the_text_before(ears: Wire) -> None:
+async def test_a_wav_file_a_language_to_find_and_the_text_before(wire: Wire) -> None:
     request = pb.GenerateRequest(audio=pb.AudioInput(data=wav(SHORT), prompt="w8 w9"))
     request.audio.task = pb.AUDIO_TASK_TRANSLATE
     request.sampling.max_tokens = 7
-    call = ears.stub.GenerateText(request)
-    task = await ears.batcher.task(MODEL)
+    call = wire.stub.GenerateText(request)
+    task = await wire.batcher.task(MODEL)
     assert task.audio.pcm == SHORT
     assert list(task.prompt_token_ids) == [PREVIOUS, 8, 9, START]
     assert list(task.audio.opening_token_ids) == [TASKS["translate"], NO_TIMESTAMPS]
     assert task.sampling.max_tokens == 10  # three tokens are no text
-    await say(ears, task, LANGUAGES["<|de|>"], TASKS["translate"], NO_TIMESTAMPS, 5)
+    await say(wire, task, LANGUAGES["<|de|>"], TASKS["translate"], NO_TIMESTAMPS, 5)
     answer = await call
     assert (answer.text, answer.started.model) == (" w5", MODEL)
     assert answer.token_ids[0] == LANGUAGES["<|de|>"]
 
 
-async def test_long_audio_is_a_row_a_chunk_and_one_text(ears: Wire) -> None:
-    call = ears.stub.Generate(heard(LONG))
-    tasks = await tasks_of(ears, 3)
+async def test_long_audio_is_a_row_a_chunk_and_one_text(wire: Wire) -> None:
+    call = wire.stub.Generate(heard(LONG))
+    tasks = await tasks_of(wire, 3)
     assert [len(task.audio.pcm) for task in tasks[:2]] == [64_000, 64_000]
     assert all(list(task.prompt_token_ids) == ENGLISH for task in tasks)
     # Two words of each chunk are in the next one too; the texts come in any order.
-    await say(ears, tasks[2], 13, 14, 15)
-    await say(ears, tasks[1], 11, 12, 13, 14)
-    await say(ears, tasks[0], 9, 10, 11, 12)
+    await say(wire, tasks[2], 13, 14, 15)
+    await say(wire, tasks[1], 11, 12, 13, 14)
+    await say(wire, tasks[0], 9, 10, 11, 12)
     events = await events_of(call)
     assert tokens_of(events) == [9, 10, 11, 12, 13, 14, 15]
     assert events[0].started.prompt_tokens == 12
     assert events[-1].finished.reason == pb.FINISH_REASON_STOP
     assert events[-1].finished.usage.prompt_tokens == 12
-    assert len(ears.gateway.registry) == 0
+    assert len(wire.gateway.registry) == 0
 
 
-async def test_the_text_of_a_chunk_is_sent_when_the_next_one_is_known(ears: Wire) -> None:
-    call = ears.stub.Generate(heard(LONG))
-    tasks = await tasks_of(ears, 3)
+async def test_the_text_of_a_chunk_is_sent_when_the_next_one_is_known(wire: Wire) -> None:
+    call = wire.stub.Generate(heard(LONG))
+    tasks = await tasks_of(wire, 3)
     assert (await call.read()).HasField("started")
-    await say(ears, tasks[0], 9, 10, 11, 12)
-    await say(ears, tasks[1], 11, 12, 13, 14)
+    await say(wire, tasks[0], 9, 10, 11, 12)
+    await say(wire, tasks[1], 11, 12, 13, 14)
     assert (await call.read()).delta.text == " w9 w10 w11"
-    await say(ears, tasks[2], 13, 14, 15)
+    await say(wire, tasks[2], 13, 14, 15)
     assert text_of(await events_of(call)) == " w12 w13 w14 w15"
 
 
 async def test_few_chunks_are_computed_at_a_time(
-    ears: Wire, monkeypatch: pytest.MonkeyPatch
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk_runs, "CONCURRENT_MAX", 2)
-    call = ears.stub.GenerateText(heard(LONG))
-    first, second = await tasks_of(ears, 2)
-    await say(ears, second, 2, 3)
-    assert len(ears.gateway.registry.dispatch._runs) <= 2
-    await say(ears, first, 1, 2)
-    (third,) = await tasks_of(ears, 1)
+    call = wire.stub.GenerateText(heard(LONG))
+    first, second = await tasks_of(wire, 2)
+    await say(wire, second, 2, 3)
+    assert len(wire.gateway.registry.dispatch._runs) <= 2
+    await say(wire, first, 1, 2)
+    (third,) = await tasks_of(wire, 1)
     assert third.request_id > second.request_id
-    await say(ears, third, 3, 4)
+    await say(wire, third, 3, 4)
     assert (await call).text == " w1 w2 w2 w3 w3 w4"
 
 
-async def test_languages_that_are_found_are_no_text(ears: Wire) -> None:
-    call = ears.stub.GenerateText(heard(LONG, language=""))
+async def test_languages_that_are_found_are_no_text(wire: Wire) -> None:
+    call = wire.stub.GenerateText(heard(LONG, language=""))
     opening = (TASKS["transcribe"], NO_TIMESTAMPS)
-    for place, task in enumerate(await tasks_of(ears, 3)):
+    for place, task in enumerate(await tasks_of(wire, 3)):
         language = LANGUAGES["<|en|>" if place == 1 else "<|de|>"]
-        await say(ears, task, language, *opening, *range(2 * place, 2 * place + 4))
+        await say(wire, task, language, *opening, *range(2 * place, 2 * place + 4))
     answer = await call
     assert answer.text == "".join(f" w{number}" for number in range(8))
     assert answer.token_ids[0] == LANGUAGES["<|de|>"]
@@ -176,64 +173,64 @@ async def test_timestamps_are_no_text(opened: Opened, tmp_path: Path, listed: bo
         assert text_of(await events_of(call)) == " w9 w10 w11 w12 w13 w14 w15"
 
 
-async def test_an_answer_of_chunks_ends_at_max_tokens(ears: Wire) -> None:
+async def test_an_answer_of_chunks_ends_at_max_tokens(wire: Wire) -> None:
     params = pb.SamplingParams(max_tokens=3)
-    call = ears.stub.GenerateText(heard(LONG, sampling=params))
-    tasks = await tasks_of(ears, 3)
-    await say(ears, tasks[0], 9, 10, 11)
-    await say(ears, tasks[1], 19, 20, 21)
+    call = wire.stub.GenerateText(heard(LONG, sampling=params))
+    tasks = await tasks_of(wire, 3)
+    await say(wire, tasks[0], 9, 10, 11)
+    await say(wire, tasks[1], 19, 20, 21)
     answer = await call
     assert answer.text == " w9 w10 w11"
     assert answer.finished.reason == pb.FINISH_REASON_LENGTH
-    await ears.batcher.cancelled(tasks[2])
+    await wire.batcher.cancelled(tasks[2])
 
 
-async def test_a_stop_string_ends_the_joined_text(ears: Wire) -> None:
+async def test_a_stop_string_ends_the_joined_text(wire: Wire) -> None:
     params = pb.SamplingParams(stop=["w11 w12"])
-    call = ears.stub.GenerateText(heard(LONG, sampling=params))
-    tasks = await tasks_of(ears, 3)
-    await say(ears, tasks[0], 9, 10, 11)
-    await say(ears, tasks[1], 12, 13)
-    await say(ears, tasks[2], 14, 15)
+    call = wire.stub.GenerateText(heard(LONG, sampling=params))
+    tasks = await tasks_of(wire, 3)
+    await say(wire, tasks[0], 9, 10, 11)
+    await say(wire, tasks[1], 12, 13)
+    await say(wire, tasks[2], 14, 15)
     answer = await call
     assert answer.text == " w9 w10 "
     assert answer.finished.reason == pb.FINISH_REASON_STOP_SEQUENCE
 
 
-async def test_a_caller_that_goes_cancels_all_chunks(ears: Wire) -> None:
-    call = ears.stub.Generate(heard(LONG))
-    tasks = await tasks_of(ears, 3)
+async def test_a_caller_that_goes_cancels_all_chunks(wire: Wire) -> None:
+    call = wire.stub.Generate(heard(LONG))
+    tasks = await tasks_of(wire, 3)
     call.cancel()
     for task in tasks:
-        await ears.batcher.cancelled(task)
-        await ears.forgotten(task)
-    assert len(ears.gateway.registry) == 0
+        await wire.batcher.cancelled(task)
+        await wire.forgotten(task)
+    assert len(wire.gateway.registry) == 0
 
 
-async def test_a_chunk_that_fails_ends_the_answer_and_the_other_rows(ears: Wire) -> None:
-    call = ears.stub.GenerateText(heard(LONG))
-    tasks = await tasks_of(ears, 3)
+async def test_a_chunk_that_fails_ends_the_answer_and_the_other_rows(wire: Wire) -> None:
+    call = wire.stub.GenerateText(heard(LONG))
+    tasks = await tasks_of(wire, 3)
     error = TaskError(reason="ENGINE_FAILED", message="no number")
-    await ears.batcher.send(tasks[1], frame(0, end=TASK_END_FAILED, error=error))
+    await wire.batcher.send(tasks[1], frame(0, end=TASK_END_FAILED, error=error))
     code, failed = await error_of(call)
     assert (code, failed.message) == (grpc.StatusCode.INTERNAL, "no number")
-    await ears.batcher.cancelled(tasks[0])
-    await ears.batcher.cancelled(tasks[2])
+    await wire.batcher.cancelled(tasks[0])
+    await wire.batcher.cancelled(tasks[2])
 
 
-async def test_a_chunk_that_was_lost_is_sent_again_with_its_audio(ears: Wire) -> None:
-    call = ears.stub.Generate(heard(LONG))
-    tasks = await tasks_of(ears, 3)
-    await ears.batcher.send(tasks[2], frame(0, [12]))
-    await ears.until(lambda: _has_tokens(ears, tasks[2]))
-    await ears.batcher.forget(tasks[2])
-    again = await ears.batcher.task(MODEL)
+async def test_a_chunk_that_was_lost_is_sent_again_with_its_audio(wire: Wire) -> None:
+    call = wire.stub.Generate(heard(LONG))
+    tasks = await tasks_of(wire, 3)
+    await wire.batcher.send(tasks[2], frame(0, [12]))
+    await wire.until(lambda: _has_tokens(wire, tasks[2]))
+    await wire.batcher.forget(tasks[2])
+    again = await wire.batcher.task(MODEL)
     assert again.request_id == tasks[2].request_id
     assert list(again.produced_token_ids) == [12]
     assert again.audio == tasks[2].audio
-    await say(ears, tasks[0], 9, 10, 11, 12)
-    await say(ears, tasks[1], 11, 12, 13)
-    await ears.batcher.send(again, frame(1, [13, 14, END], end=TASK_END_STOP))
+    await say(wire, tasks[0], 9, 10, 11, 12)
+    await say(wire, tasks[1], 11, 12, 13)
+    await wire.batcher.send(again, frame(1, [13, 14, END], end=TASK_END_STOP))
     events = await events_of(call)
     assert text_of(events) == " w9 w10 w11 w12 w13 w14"
     kinds = [event.notices[0].kind for event in events if event.notices]
@@ -245,47 +242,30 @@ def _has_tokens(wire: Wire, task: Task) -> bool:
     return row is not None and bool(row.token_ids)
 
 
-async def test_a_repeated_request_gets_the_same_answer(ears: Wire) -> None:
-    request = heard(LONG, idempotency_key="k")
-    call = ears.stub.GenerateText(request)
-    for number, task in enumerate(await tasks_of(ears, 3)):
-        await say(ears, task, number, 20, 21)
-    first = await call
-    again = await ears.stub.GenerateText(request)
-    assert (again.text, again.notices[0].kind) == (first.text, pb.NOTICE_KIND_REPLAYED)
+@pytest.mark.wire(safety={"rules": [{**PAIR, "action": "redact"}]})
+async def test_a_pattern_over_two_chunks_is_hidden(wire: Wire) -> None:
+    call = wire.stub.GenerateText(heard(LONG))
+    tasks = await tasks_of(wire, 3)
+    for task, words in zip(tasks, ([9, 10, 11], [12, 13], [14, 15]), strict=True):
+        await say(wire, task, *words)
+    assert (await call).text == " w9 w10 <PAIR_1> w13 w14 w15"
 
 
-async def test_a_pattern_over_two_chunks_is_hidden(opened: Opened, speech: Any) -> None:
-    rule = {"name": "pair", "pattern": "w11 w12", "action": "redact", "must_match": ["w11 w12"]}
-    safety = {"rules": [rule]}
-    async with opened(more_models=[speech], safety=safety) as wire:
-        call = wire.stub.GenerateText(heard(LONG))
-        tasks = await tasks_of(wire, 3)
-        for task, words in zip(tasks, ([9, 10, 11], [12, 13], [14, 15]), strict=True):
-            await say(wire, task, *words)
-        assert (await call).text == " w9 w10 <PAIR_1> w13 w14 w15"
+@pytest.mark.wire(safety={"rules": [{**PAIR, "action": "block"}]})
+async def test_the_text_before_the_audio_passes_the_input_safety(wire: Wire) -> None:
+    request = heard(SHORT)
+    request.audio.prompt = "w11 w12"
+    _, error = await error_of(wire.stub.GenerateText(request))
+    assert isinstance(error, SafetyBlocked)
 
 
-async def test_the_text_before_the_audio_passes_the_input_safety(
-    opened: Opened, speech: Any
-) -> None:
-    rule = {"name": "pair", "pattern": "w11 w12", "action": "block", "must_match": ["w11 w12"]}
-    safety = {"rules": [rule]}
-    async with opened(more_models=[speech], safety=safety) as wire:
-        request = heard(SHORT)
-        request.audio.prompt = "w11 w12"
-        _, error = await error_of(wire.stub.GenerateText(request))
-        assert isinstance(error, SafetyBlocked)
-
-
-async def test_a_kept_answer_is_that_to_the_same_audio(opened: Opened, speech: Any) -> None:
-    cache = CacheSettings(enabled=True)
-    async with opened(more_models=[speech], cache=cache) as wire:
-        for number, request in enumerate((heard(SHORT), heard(LONG[: len(SHORT)]))):
-            call = wire.stub.GenerateText(request)
-            await say(wire, await wire.batcher.task(MODEL), 5 + number)
-            assert (await call).text == f" w{5 + number}"
-        assert (await wire.stub.GenerateText(heard(SHORT))).text == " w5"
+@pytest.mark.wire(cache=CacheSettings(enabled=True))
+async def test_a_kept_answer_is_that_to_the_same_audio(wire: Wire) -> None:
+    for number, request in enumerate((heard(SHORT), heard(LONG[: len(SHORT)]))):
+        call = wire.stub.GenerateText(request)
+        await say(wire, await wire.batcher.task(MODEL), 5 + number)
+        assert (await call).text == f" w{5 + number}"
+    assert (await wire.stub.GenerateText(heard(SHORT))).text == " w5"
 
 
 def audio(**fields: Any) -> pb.GenerateRequest:
@@ -310,39 +290,40 @@ WRONG = [
 ]  # fmt: skip
 
 
-async def test_what_is_wrong_is_named(ears: Wire) -> None:
+async def test_what_is_wrong_is_named(wire: Wire) -> None:
     for request_, field, words in WRONG:
-        code, error = await error_of(ears.stub.GenerateText(request_))
+        code, error = await error_of(wire.stub.GenerateText(request_))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert isinstance(error, InvalidRequest)
         assert field in [violation.field for violation in error.violations]
         assert words in error.message
 
 
-async def test_audio_to_a_model_that_takes_none(ears: Wire) -> None:
+async def test_audio_to_a_model_that_takes_none(wire: Wire) -> None:
     request = heard(SHORT)
     request.model = "small"
-    code, error = await error_of(ears.stub.GenerateText(request))
+    code, error = await error_of(wire.stub.GenerateText(request))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert f"small takes no audio; name one that does: {MODEL}" in error.message
     request.model = "nobody"
-    _, error = await error_of(ears.stub.GenerateText(request))
+    _, error = await error_of(wire.stub.GenerateText(request))
     assert isinstance(error, UnknownModel)
 
 
-async def test_audio_to_a_mesh_that_takes_none(wire: Wire) -> None:
+async def test_audio_to_a_mesh_that_takes_none(opened: Opened) -> None:
     request = heard(SHORT)
     request.model = ""
-    _, error = await error_of(wire.stub.GenerateText(request))
+    async with opened() as wire:
+        _, error = await error_of(wire.stub.GenerateText(request))
     assert isinstance(error, UnknownModel)
     assert error.message == "no model of this mesh takes audio"
 
 
-async def test_audio_may_be_larger_than_a_message_and_text_not(ears: Wire) -> None:
-    call = ears.stub.Generate(heard(bytes(2 * 16_000 * 40)))
+async def test_audio_may_be_larger_than_a_message_and_text_not(wire: Wire) -> None:
+    call = wire.stub.Generate(heard(bytes(2 * 16_000 * 40)))
     assert (await call.read()).HasField("started")
     call.cancel()
-    _, error = await error_of(ears.stub.GenerateText(prompt("w1 " * 500_000)))
+    _, error = await error_of(wire.stub.GenerateText(prompt("w1 " * 500_000)))
     assert isinstance(error, MessageTooLarge)
 
 
@@ -360,21 +341,21 @@ async def test_what_whisper_hears_at_once_fits_into_a_message_of_nats(
         assert (await call).text == " w5 w6"
 
 
-async def test_a_chunk_without_room_is_sent_again(ears: Wire) -> None:
-    call = ears.stub.GenerateText(heard(LONG))
-    tasks = await tasks_of(ears, 3)
+async def test_a_chunk_without_room_is_sent_again(wire: Wire) -> None:
+    call = wire.stub.GenerateText(heard(LONG))
+    tasks = await tasks_of(wire, 3)
     error = TaskError(reason="OVERLOADED", message="no room")
-    await ears.batcher.send(tasks[1], frame(0, end=TASK_END_RETURNED, error=error))
-    again = await ears.batcher.task(MODEL)
+    await wire.batcher.send(tasks[1], frame(0, end=TASK_END_RETURNED, error=error))
+    again = await wire.batcher.task(MODEL)
     assert again.audio == tasks[1].audio
-    await say(ears, tasks[0], 9, 10, 11, 12)
-    await say(ears, again, 11, 12, 13, 14)
-    await say(ears, tasks[2], 13, 14, 15)
+    await say(wire, tasks[0], 9, 10, 11, 12)
+    await say(wire, again, 11, 12, 13, 14)
+    await say(wire, tasks[2], 13, 14, 15)
     assert (await call).text == " w9 w10 w11 w12 w13 w14 w15"
 
 
-async def test_text_is_never_routed_to_a_model_that_hears(ears: Wire) -> None:
-    call = asyncio.ensure_future(ears.stub.GenerateText(prompt("hello", model="auto")))
-    task = await ears.batcher.task("small")
+async def test_text_is_never_routed_to_a_model_that_hears(wire: Wire) -> None:
+    call = asyncio.ensure_future(wire.stub.GenerateText(prompt("hello", model="auto")))
+    task = await wire.batcher.task("small")
     assert not task.HasField("audio")
     call.cancel()

@@ -120,7 +120,7 @@ def test_short_batches_keep_most_of_their_time() -> None:
     assert batch.requests_timeout_s(0.1) == pytest.approx(0.095)
 
 
-@pytest.mark.wire(max_timeout_s=3.0)
+@pytest.mark.wire(max_timeout_s=1.0)
 async def test_batch_keeps_answers_that_came_before_the_deadline(wire: Wire) -> None:
     call = wire.stub.GenerateBatch(batch_of("one", "two"), timeout=BOUND_S)
     tasks = await take(wire, 2)

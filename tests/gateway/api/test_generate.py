@@ -1,25 +1,20 @@
 """Answers, and what the wire may do to them: a real gateway, a real nats-server, the test as batcher."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sluice.internal.v1.frame_pb2 import TASK_END_DEADLINE, TASK_END_FAILED, Logprobs, TaskError
-from sluice.internal.v1.task_pb2 import Task
+from sluice.internal.v1.frame_pb2 import TASK_END_DEADLINE, TASK_END_FAILED, TaskError
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import BOUND_S, TIMINGS, frame, last, wire_batcher
-from tests.gateway.kit.tokenizer import ASSISTANT, BOS, END, SYSTEM, USER, id_of
+from tests.gateway.kit.tokenizer import ASSISTANT, BOS, END, USER, id_of
 from tests.gateway.kit.wire import (
-    Opened,
     Wire,
     error_of,
     events_of,
-    is_served,
-    open_wire,
     prompt,
     text_of,
     tokens_of,
@@ -53,76 +48,6 @@ async def test_an_answer_streams_from_started_to_finished(wire: Wire) -> None:
     assert wire.batcher.control == []
 
 
-async def test_the_task_says_all_an_engine_must_know(wire: Wire) -> None:
-    params = pb.SamplingParams(
-        max_tokens=9,
-        temperature=0.5,
-        top_p=0.9,
-        top_k=3,
-        seed=5,
-        repetition_penalty=1.5,
-        logprobs=2,
-        min_p=0.125,
-        regex="[a-z ]+",
-    )
-    request = pb.GenerateRequest(
-        chat=pb.ChatInput(
-            messages=[
-                pb.ChatMessage(role=pb.ROLE_SYSTEM, content="be brief"),
-                pb.ChatMessage(role=pb.ROLE_USER, content="hello"),
-            ]
-        ),
-        model="large",
-        priority=pb.PRIORITY_BULK,
-        sampling=params,
-    )
-    call = wire.stub.Generate(request, timeout=60)
-    message = await wire.batcher.message("large", "bulk")
-    assert message.headers is not None
-    task = Task.FromString(message.data)
-    assert message.headers["traceparent"].startswith("00-")
-    text = f"{BOS}{SYSTEM}be brief{END}{USER}hello{END}{ASSISTANT}"
-    assert list(task.prompt_token_ids) == wire.tokens(text)
-    assert (task.gateway, task.model, task.tenant) == ("gw1", "large", "default")
-    assert 50_000 < task.timeout_ms < 61_000  # gRPC rounds up
-    assert task.attempt == 0
-    sampling = task.sampling
-    assert (sampling.max_tokens, sampling.top_k, sampling.seed) == (9, 3, 5)
-    assert sampling.temperature == pytest.approx(0.5)
-    assert (sampling.min_p, sampling.regex) == (0.125, "[a-z ]+")
-    assert sampling.logprobs
-    assert sampling.top_logprobs == 2
-    assert list(sampling.stop_token_ids) == wire.tokens(END)
-    call.cancel()
-
-
-@pytest.mark.parametrize(("last_turn", "model"), [("Sort it", "large"), ("Thank you", "small")])
-async def test_rules_look_for_words_in_the_last_turn(
-    last_turn: str, model: str, opened: Opened
-) -> None:
-    rule = {"contains": ["^(?i)sort"], "model": "large", "reason": "a list to sort"}
-    routing = {"default": "small", "rules": [rule]}
-    turns = [(pb.ROLE_USER, "sort this"), (pb.ROLE_ASSISTANT, "sorted"), (pb.ROLE_USER, last_turn)]
-    messages = [pb.ChatMessage(role=role, content=text) for role, text in turns]
-    async with opened(routing=routing) as wire:
-        request = pb.GenerateRequest(chat=pb.ChatInput(messages=messages), model="auto")
-        call = wire.stub.Generate(request, timeout=60)
-        assert (await wire.batcher.task(model)).model == model
-        call.cancel()
-
-
-async def test_frames_are_ordered_and_duplicates_dropped(wire: Wire) -> None:
-    call, task = await wire.begin(prompt())
-    answer = wire.tokens("the answer is 42.")
-    await wire.batcher.send(task, frame(2, answer[2:4]))
-    await wire.batcher.asked_again(task, 0)
-    await wire.batcher.send(task, frame(0, answer[:4]), frame(0, answer[:2]), frame(2, answer[2:4]))
-    await wire.batcher.send(task, last(3, answer[3:]))
-    events = await events_of(call)
-    assert tokens_of(events) == answer
-    assert text_of(events) == "the answer is 42."
-
-
 @pytest.mark.wire(stall_s=0.2)
 async def test_a_lost_final_frame_is_asked_for(wire: Wire) -> None:
     call, task = await wire.begin(prompt())
@@ -131,21 +56,6 @@ async def test_a_lost_final_frame_is_asked_for(wire: Wire) -> None:
     await wire.batcher.asked_again(task, len(answer))
     await wire.batcher.send(task, last(len(answer)))
     assert text_of(await events_of(call)) == "hello"
-
-
-async def test_frames_of_an_earlier_attempt_are_fenced_out(wire: Wire) -> None:
-    call, task = await wire.begin(prompt())
-    answer, stale = wire.tokens("hello world"), wire.tokens("zzzz")
-    await wire.batcher.send(task, frame(0, answer[:1]))
-    await wire.batcher.forget(task)
-    again = await wire.batcher.task()
-    assert again.attempt == 1
-    await wire.batcher.send(task, frame(1, stale), frame(1, stale, attempt=2))
-    await wire.batcher.send(again, frame(1, answer[1:2]), last(2, stale, attempt=2))
-    await wire.batcher.send(again, last(2, answer[2:]))
-    events = await events_of(call)
-    assert tokens_of(events) == answer
-    assert [e.notices[0].kind for e in events if e.notices] == [pb.NOTICE_KIND_RECOVERED]
 
 
 async def test_bytes_that_are_no_frames_change_nothing(wire: Wire) -> None:
@@ -167,16 +77,6 @@ async def test_a_stop_string_ends_the_answer_and_the_row(wire: Wire) -> None:
     await wire.batcher.cancelled(task)
 
 
-async def test_logprobs_come_with_their_tokens(wire: Wire) -> None:
-    call, task = await wire.begin(prompt(sampling=pb.SamplingParams(logprobs=1)))
-    answer = wire.tokens("hello world")
-    entries = [Logprobs(logprob=-1, top_token_ids=[t], top_logprobs=[-1]) for t in answer]
-    await wire.batcher.send(task, frame(0, answer, logprobs=entries))
-    await wire.batcher.send(task, last(len(answer)))
-    deltas = [event.delta for event in await events_of(call) if event.HasField("delta")]
-    assert [entry.top[0].token_id for delta in deltas for entry in delta.logprobs] == answer
-
-
 async def test_auto_is_routed_by_the_rules(wire: Wire) -> None:
     call, task = await wire.begin(prompt("total of 1, 2, 3 and 4?", model="auto"), "large")
     started = (await wire.end(call, task))[0].started
@@ -194,24 +94,25 @@ async def test_text_of_the_caller_makes_no_control_token(wire: Wire) -> None:
     assert list(task.prompt_token_ids).count(id_of(tokenizer, ASSISTANT)) == 1
 
 
-async def test_an_engines_error_reaches_the_caller(wire: Wire) -> None:
+ENDS = {
+    "failed": (
+        {"end": TASK_END_FAILED, "error": TaskError(reason="ENGINE_FAILED", message="no memory")},
+        ("INTERNAL", "ENGINE_FAILED", "no memory"),
+    ),
+    "late": ({"end": TASK_END_DEADLINE}, ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "deadline")),
+}
+
+
+@pytest.mark.parametrize(("end", "expected"), ENDS.values(), ids=ENDS)
+async def test_the_end_of_a_run_reaches_the_caller(
+    wire: Wire, end: dict[str, Any], expected: tuple[str, str, str]
+) -> None:
     call, task = await wire.begin(prompt())
-    error = TaskError(reason="ENGINE_FAILED", message="out of memory")
-    await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=error))
+    await wire.batcher.send(task, frame(0, **end))
     code, typed = await error_of(call)
-    assert (code.name, typed.reason, typed.message) == (
-        "INTERNAL",
-        "ENGINE_FAILED",
-        "out of memory",
-    )
+    assert (code.name, typed.reason) == expected[:2]
+    assert expected[2] in typed.message
     assert len(wire.gateway.registry) == 0
-
-
-async def test_a_row_past_its_deadline_is_typed(wire: Wire) -> None:
-    call, task = await wire.begin(prompt())
-    await wire.batcher.send(task, frame(0, end=TASK_END_DEADLINE))
-    code, typed = await error_of(call)
-    assert (code.name, typed.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
 
 
 @pytest.mark.wire(default_timeout_s=1.0)
@@ -241,15 +142,6 @@ async def test_a_caller_that_leaves_cancels_its_row_and_leaves_nothing(wire: Wir
     assert task.request_id not in wire.gateway.registry.dispatch
 
 
-async def test_run_that_goes_on_without_caller_is_cancelled(wire: Wire) -> None:
-    call, task = await wire.begin(prompt())
-    call.cancel()
-    await wire.batcher.cancelled(task)
-    wire.batcher.control.clear()
-    await wire.batcher.send(task, frame(0, wire.tokens("hello")))
-    await wire.batcher.cancelled(task)
-
-
 async def test_run_continues_at_another_batcher(wire: Wire, nats_url: str) -> None:
     call, task = await wire.begin(prompt())
     answer = wire.tokens("hello world")
@@ -276,32 +168,6 @@ async def test_batcher_without_subscription_is_skipped(wire: Wire, nats_url: str
     assert [text_of(await events_of(call)) for call in calls] == ["hello"] * 4
 
 
-async def test_a_batcher_that_answers_nothing_loses_its_row(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, stall_s=0.2) as wire:
-        call, task = await wire.begin(prompt())
-        async with wire_batcher(nats_url, "b2") as other:
-            await other.report("small")
-            again = await other.task()
-            assert again.request_id == task.request_id
-            await other.send(again, last(0, wire.tokens("hello")))
-            assert text_of(await events_of(call)) == "hello"
-
-
-async def test_without_a_batcher_for_a_moment_no_call_ends(wire: Wire, nats_url: str) -> None:
-    call, task = await wire.begin(prompt())
-    await wire.batcher.send(task, frame(0, wire.tokens("hello")))
-    await wire.batcher.report(leaving=True)
-    await wire.until(lambda: not is_served(wire.gateway, "small"))
-    await wire.batcher.forget(task)
-    async with wire_batcher(nats_url, "b2") as next_one:
-        await next_one.report("small")
-        again = await next_one.task()
-        await next_one.send(again, last(len(again.produced_token_ids)))
-        assert text_of(await events_of(call)) == "hello"
-
-
 async def test_many_streams_at_once_do_not_mix(wire: Wire) -> None:
     calls = [wire.stub.Generate(prompt(f"number {i}")) for i in range(32)]
     reading = [asyncio.ensure_future(events_of(call)) for call in calls]
@@ -325,11 +191,6 @@ async def test_a_whole_answer_comes_in_one_message(wire: Wire) -> None:
     assert response.started.model == "small"
     assert response.finished.reason == pb.FINISH_REASON_STOP
     assert not response.notices
-
-
-async def test_a_whole_answer_that_cannot_be_given_is_an_error(wire: Wire) -> None:
-    code, error = await error_of(wire.stub.GenerateText(prompt("hello", model="nobody")))
-    assert (code.name, error.reason) == ("NOT_FOUND", "MODEL_UNKNOWN")
 
 
 async def test_stop_token_ends_the_answer_without_its_text(wire: Wire) -> None:

@@ -1,6 +1,5 @@
 """The same key again: take-over, replay, conflict; and answers that go on where a caller left."""
 
-from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import END, SPECIALS
@@ -30,18 +29,6 @@ async def test_a_newer_call_takes_over_from_what_it_holds(wire: Wire) -> None:
     assert tokens_of(events) == answer[2:]
     assert not any(m.HasField("cancel") for m in wire.batcher.control)
     assert len(wire.gateway.registry) == 0
-
-
-async def test_a_newer_call_without_tokens_gets_all_of_it(wire: Wire) -> None:
-    first, task = await wire.begin(keyed())
-    answer = wire.tokens("hello world")
-    await wire.batcher.send(task, frame(0, answer[:2]))
-    while kind_of(await first.read()) != "delta":
-        pass
-    second = wire.stub.Generate(keyed())
-    await second.read()
-    await wire.batcher.send(task, last(2, answer[2:]))
-    assert text_of(await events_of(second)) == "hello world"
 
 
 async def test_a_finished_answer_is_replayed(wire: Wire) -> None:
@@ -85,45 +72,6 @@ async def test_a_key_is_free_again_after_its_caller_left(wire: Wire) -> None:
     assert tokens_of(await events_of(second)) == answer[1:]
 
 
-async def test_an_answer_goes_on_behind_the_tokens_held(wire: Wire) -> None:
-    answer = wire.tokens("naïve 😀 hello")
-    for held in range(1, len(answer)):
-        call, task = await wire.begin(resumed(prompt(), answer[:held]))
-        assert list(task.produced_token_ids) == answer[:held]
-        await wire.batcher.send(task, frame(0, answer[: held + 1]), last(held, answer[held:]))
-        events = await events_of(call)
-        deltas = [event.delta for event in events if event.HasField("delta")]
-        assert deltas[0].index == held
-        assert tokens_of(events) == answer[held:]
-        assert "naïve 😀 hello".endswith(text_of(events))
-        assert events[-1].finished.usage.completion_tokens == len(answer)
-
-
-async def test_a_caller_goes_on_behind_any_delta_with_its_resume_token(wire: Wire) -> None:
-    asked = prompt(sampling=pb.SamplingParams(temperature=1.0))
-    answer = wire.tokens("hello world, how are you?")
-    call, task = await wire.begin(asked)
-    started = (await call.read()).started
-    for held in (1, 3):
-        first = 0 if held == 1 else 1
-        await wire.batcher.send(task, frame(first, answer[first:held]))
-        delta = (await call.read()).delta
-        again = pb.GenerateRequest()
-        again.CopyFrom(asked)
-        again.resume.MergeFrom(
-            pb.Resume(
-                token_ids=answer[:held],
-                seed=started.seed,
-                model=started.model,
-                resume_token=delta.resume_token,
-            )
-        )
-        other = wire.stub.Generate(again)
-        assert list((await wire.batcher.task()).produced_token_ids) == answer[:held]
-        other.cancel()
-    call.cancel()
-
-
 async def test_tokens_that_no_gateway_sent_are_refused(wire: Wire) -> None:
     control = [wire.catalog["small"].tokenizer.tokenizer.token_to_id(token) for token in SPECIALS]
     asked, answer = prompt(), wire.tokens("hello world")
@@ -155,13 +103,3 @@ async def test_a_complete_answer_needs_no_engine(wire: Wire) -> None:
     events = await events_of(wire.stub.Generate(request))
     assert events[-1].finished.reason == pb.FINISH_REASON_STOP_SEQUENCE
     assert len(wire.gateway.registry) == 0
-
-
-async def test_a_stop_string_that_began_in_the_held_tokens_is_found(wire: Wire) -> None:
-    answer = [token for letter in "abcd" for token in wire.tokens(letter)]
-    request = resumed(prompt(sampling=pb.SamplingParams(stop=["bc"])), answer[:2])
-    call, task = await wire.begin(request)
-    await wire.batcher.send(task, frame(2, answer[2:], end=TASK_END_STOP))
-    events = await events_of(call)
-    assert text_of(events) == ""
-    assert events[-1].finished.stop == "bc"

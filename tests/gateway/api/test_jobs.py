@@ -1,11 +1,9 @@
 """What a gateway does for `jobs`: it answers items, many a call, and passes calls of JobService on."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest.mock import MagicMock
 
 import grpc
 import pytest
@@ -14,7 +12,6 @@ from google.rpc import status_pb2
 from gateway.admission.arrivals import RECEIVE_S, Arrivals
 from gateway.admission.class_limiter import BulkPacer, ClassLimiter
 from gateway.admission.request_context import ItemCall
-from gateway.api.items_service import QUIET_S, ItemsService
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
 from gateway.api.methods import CallInterceptor
 from gateway.identity.authenticator import Authenticator
@@ -51,8 +48,7 @@ def item(number: int, prompt: str, model: str = "small") -> RunRequest:
 
 @pytest.mark.wire(prices={"small": (1e6, 2e6)})
 async def test_items_of_one_call_are_answered_as_they_end(wire: Wire) -> None:
-    stub: Any = ItemsServiceStub(wire.channel)
-    call = stub.Run(metadata=(("sluice-tenant", "acme"),))
+    call: Any = ItemsServiceStub(wire.channel).Run(metadata=(("sluice-tenant", "acme"),))
     for number in (1, 2):
         await call.write(item(number, f"hello {number}"))
     tasks = [await wire.batcher.task(priority_class="bulk") for _ in range(2)]
@@ -77,8 +73,7 @@ async def test_items_of_one_call_are_answered_as_they_end(wire: Wire) -> None:
 
 
 async def test_item_reports_what_it_took_of_a_worker(wire: Wire) -> None:
-    stub: Any = ItemsServiceStub(wire.channel)
-    call = stub.Run(metadata=(("sluice-tenant", "acme"),))
+    call: Any = ItemsServiceStub(wire.channel).Run(metadata=(("sluice-tenant", "acme"),))
     await call.write(item(1, "hello"))
     task = await wire.batcher.task(priority_class="bulk")
     whole = last(0, wire.tokens("world"))
@@ -115,8 +110,7 @@ async def test_items_that_come_together_are_answered_together(wire: Wire) -> Non
 
 
 async def test_an_item_whose_time_is_over_is_not_begun(wire: Wire) -> None:
-    stub: Any = ItemsServiceStub(wire.channel)
-    call = stub.Run()
+    call: Any = ItemsServiceStub(wire.channel).Run()
     embed = EmbedRequest(texts=["hello"])
     for late in (item(1, "hello"), RunRequest(id=2, embed=embed)):
         late.timeout.SetInParent()
@@ -144,8 +138,7 @@ async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
 
     room = [ClassReport(priority_class="bulk", room_rows=2, room_bytes=1 << 20)]
     await wire.batcher.report("small", "large", classes=room)
-    stub: Any = ItemsServiceStub(wire.channel)
-    call = stub.Run(metadata=(("sluice-tenant", "acme"),))
+    call: Any = ItemsServiceStub(wire.channel).Run(metadata=(("sluice-tenant", "acme"),))
     async with limiter.preparing("bulk", "other"), limiter.preparing("bulk", "other"):
         for number in range(10):
             await call.write(item(number, f"hello {number}"))
@@ -160,8 +153,7 @@ async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
 
 @pytest.mark.wire(max_concurrent_requests=4)
 async def test_items_above_the_tenants_limit_are_not_read(wire: Wire) -> None:
-    stub: Any = ItemsServiceStub(wire.channel)
-    call = stub.Run()
+    call: Any = ItemsServiceStub(wire.channel).Run()
     for number in range(3):
         await call.write(item(number, "hello"))
     await call.done_writing()
@@ -196,8 +188,7 @@ async def test_the_ends_of_tokens_are_those_of_the_model(wire: Wire) -> None:
 
 
 async def test_a_call_that_ends_drops_its_items(wire: Wire) -> None:
-    stub: Any = ItemsServiceStub(wire.channel)
-    call = stub.Run()
+    call: Any = ItemsServiceStub(wire.channel).Run()
     await call.write(item(1, "hello"))
     task = await wire.batcher.task(priority_class="bulk")
     await wire.batcher.hold(task)
@@ -303,43 +294,3 @@ async def test_a_trace_context_that_is_none_is_not_passed_on(trace: str) -> None
     valid = f"00-{'1' * 32}-{'2' * 16}-01"
     call = ItemCall(acme, {"traceparent": valid}, None)
     assert forwarder.metadata(call)[-1] == ("traceparent", valid)
-
-
-@pytest.mark.parametrize(("called_s_ago", "moments"), [(0.0, 8), (2 * QUIET_S, 2)])
-async def test_calls_go_on_between_items_that_came_together(
-    monkeypatch: pytest.MonkeyPatch, called_s_ago: float, moments: int
-) -> None:
-    steps, taken = "", 0
-    pacer = BulkPacer()
-    pacer.arrived_at = time.monotonic() - called_s_ago
-
-    async def wait(*, is_bounded: bool) -> None:
-        nonlocal taken
-        taken += 1
-        assert not is_bounded
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(pacer, "wait", wait)
-
-    async def run(service: ItemsService, *_: object) -> None:
-        nonlocal steps
-        steps += "i"
-        service._slots.release()
-
-    async def items() -> AsyncIterator[RunRequest]:
-        yield RunRequest(id=1, more=[RunRequest(id=number) for number in range(2, 9)])
-
-    async def call() -> None:
-        nonlocal steps
-        while not running.done():
-            steps += "c"
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(ItemsService, "_run", run)
-    service = ItemsService(
-        MagicMock(**{"limiter.tenant_limits": [100], "limiter.pacer": pacer}), lambda caller: caller
-    )
-    running = asyncio.create_task(service.Run(items(), MagicMock()))
-    await asyncio.gather(running, call())
-    assert "ii" not in steps
-    assert taken == moments, "one after each item, or after four"

@@ -77,16 +77,6 @@ async def test_a_key_names_all_answers(wire: Wire) -> None:
     assert all(e[1].notices[0].kind == pb.NOTICE_KIND_REPLAYED for e in again.values())
 
 
-async def test_a_caller_that_leaves_cancels_all_rows(wire: Wire) -> None:
-    call = wire.stub.Generate(several())
-    tasks = await tasks_of(wire)
-    call.cancel()
-    for task in tasks:
-        await wire.forgotten(task)
-    assert len(wire.gateway.registry) == 0
-    await wire.until(lambda: wire.gateway.active == 0)
-
-
 async def test_one_that_fails_ends_the_call_and_the_other_rows(wire: Wire) -> None:
     call = wire.stub.Generate(several())
     tasks = await tasks_of(wire)

@@ -1,10 +1,8 @@
 """Embed, Rerank and Score: a real gateway, a real nats-server, the test as batcher."""
 
-import asyncio
 import re
 from array import array
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,32 +19,24 @@ from sluice.v1.admin_pb2 import ClearAnswersRequest
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.cascades import explained
 from tests.gateway.kit.metrics import values
-from tests.gateway.kit.wire import Opened, Wire, error_of, open_wire
+from tests.gateway.kit.wire import Opened, Wire, error_of
 from tests.support.tiny_encoders import add_modules, config_of, save_reranker, save_transformer
 
+KEEPING = pytest.mark.wire(cache=CacheSettings(enabled=True))
 PROMPTS = {"prompts": {"query": "w0 w1 ", "spoken": "w9 "}, "default_prompt_name": "spoken"}
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def more_models(tmp_path_factory: pytest.TempPathFactory) -> Sequence[ModelSettings]:
     root = tmp_path_factory.mktemp("encoders")
     encoder, reranker = root / "encoder", root / "reranker"
     save_transformer(encoder, config_of("bert"))
     add_modules(encoder, {"pooling_mode_mean_tokens": True}, about=PROMPTS)
-    return encoder, save_reranker(reranker)
-
-
-@pytest.fixture
-async def wire(
-    nats_url: str, model_folder: Path, folders: tuple[Path, Path]
-) -> AsyncIterator[Wire]:
-    encoder, reranker = folders
-    more = (
+    save_reranker(reranker)
+    return (
         ModelSettings(name="embed", path=str(encoder), engine="embedding", prompt_price=2.0),
         ModelSettings(name="rank", path=str(reranker), engine="reranker"),
     )
-    async with open_wire(nats_url, model_folder, more_models=more) as opened:
-        yield opened
 
 
 async def tasks_of(wire: Wire, count: int, model: str, of_class: str = "interactive") -> list[Task]:
@@ -135,16 +125,6 @@ async def test_answers_get_the_log_probabilities_of_their_tokens(wire: Wire) -> 
     assert list(first.logprobs) == [-0.5] * len(first.token_ids)
 
 
-async def test_without_a_prompt_the_first_token_has_no_probability(wire: Wire) -> None:
-    call = wire.stub.Score(pb.ScoreRequest(answers=["hello world"], model="small"))
-    (task,) = await tasks_of(wire, 1, "small")
-    tokens = wire.tokens("hello world")
-    assert ids(task) == tokens[:-1]
-    assert list(task.values.scored_token_ids) == tokens[1:]
-    call.cancel()
-    await wire.batcher.cancelled(task)
-
-
 async def test_scored_tokens_have_texts_and_alternatives(wire: Wire) -> None:
     sent = wire.tokens("hello world")
     request = pb.ScoreRequest(model="small", alternatives=2)
@@ -176,26 +156,26 @@ WRONG_TOKENS = [
 ]
 
 
-@pytest.mark.parametrize(("request_", "field"), WRONG_TOKENS)
-async def test_wrong_tokens_are_named(wire: Wire, request_: pb.ScoreRequest, field: str) -> None:
-    _, error = await error_of(wire.stub.Score(request_))
-    assert isinstance(error, InvalidRequest)
-    assert [one.field for one in error.violations] == [field]
+async def test_wrong_tokens_are_named(wire: Wire) -> None:
+    for request, field in WRONG_TOKENS:
+        _, error = await error_of(wire.stub.Score(request))
+        assert isinstance(error, InvalidRequest)
+        assert [one.field for one in error.violations] == [field]
 
 
-async def test_texts_pass_the_safety_policy(opened: Opened, folders: tuple[Path, Path]) -> None:
-    more = (ModelSettings(name="embed", path=str(folders[0]), engine="embedding"),)
-    actions = {"pii.email": "redact", "pii.iban": "block"}
-    safety = {"default": "own", "policies": {"own": {"actions": actions}}}
-    async with opened(more_models=more, safety=safety) as wire:
-        call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2 ann@example.org w3"]))
-        tasks = await tasks_of(wire, 2, "embed")
-        assert len(tasks[1].prompt_token_ids) == 6  # [CLS] w9 w2 PLACEHOLDER w3 [SEP]
-        call.cancel()
-        blocked = pb.EmbedRequest(texts=["w1", "w2 DE89370400440532013000"])
-        _, error = await error_of(wire.stub.Embed(blocked))
-        assert isinstance(error, SafetyBlocked)
-        assert "pii.iban" in error.metadata["rules"]
+OWN = {"actions": {"pii.email": "redact", "pii.iban": "block"}}
+
+
+@pytest.mark.wire(safety={"default": "own", "policies": {"own": OWN}})
+async def test_texts_pass_the_safety_policy(wire: Wire) -> None:
+    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2 ann@example.org w3"]))
+    tasks = await tasks_of(wire, 2, "embed")
+    assert len(tasks[1].prompt_token_ids) == 6  # [CLS] w9 w2 PLACEHOLDER w3 [SEP]
+    call.cancel()
+    blocked = pb.EmbedRequest(texts=["w1", "w2 DE89370400440532013000"])
+    _, error = await error_of(wire.stub.Embed(blocked))
+    assert isinstance(error, SafetyBlocked)
+    assert "pii.iban" in error.metadata["rules"]
 
 
 async def test_a_row_that_fails_ends_the_call_and_the_other_rows(wire: Wire) -> None:
@@ -215,14 +195,6 @@ async def test_a_caller_that_goes_cancels_its_rows(wire: Wire) -> None:
     call.cancel()
     for task in tasks:
         await wire.batcher.cancelled(task)
-
-
-async def test_the_deadline_ends_the_call(wire: Wire) -> None:
-    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1"]), timeout=1.0)
-    (task,) = await tasks_of(wire, 1, "embed")
-    with pytest.raises(Exception, match=r"(?i)deadline"):
-        await call
-    await wire.batcher.cancelled(task)
 
 
 WRONG = [
@@ -273,40 +245,19 @@ async def test_texts_are_cut_where_the_caller_says_so(wire: Wire) -> None:
     assert (await call).results[0].truncated
 
 
-async def test_a_call_of_class_bulk_goes_like_others(wire: Wire) -> None:
-    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2"], priority=pb.PRIORITY_BULK))
-    for task in await tasks_of(wire, 2, "embed", "bulk"):
+async def test_the_texts_of_one_tenant_do_not_fill_the_queue_of_all(wire: Wire) -> None:
+    wire.gateway.limiter.texts.maximum = 16
+    many = pb.EmbedRequest(texts=[f"w{n}" for n in range(10)])
+    first = wire.stub.Embed(many)
+    tasks = await tasks_of(wire, 10, "embed")
+    _, error = await error_of(wire.stub.Embed(many))
+    assert isinstance(error, Overloaded)
+    assert "16 texts of your tenant" in error.message
+    other = wire.stub.Embed(pb.EmbedRequest(texts=["w1"]), metadata=(("sluice-tenant", "other"),))
+    for task in [*tasks, *await tasks_of(wire, 1, "embed")]:
         await answer(wire, task, [1.0])
-    assert len((await call).embeddings) == 2
-
-
-async def test_a_thousand_texts_are_a_thousand_rows(wire: Wire) -> None:
-    call = wire.stub.Embed(pb.EmbedRequest(texts=[f"w{n % 100}" for n in range(1000)]))
-    tasks = await tasks_of(wire, 1000, "embed")
-    await asyncio.gather(*(answer(wire, task, [task.prompt_token_ids[2]]) for task in tasks))
-    found = [array("f", one.values)[0] for one in (await call).embeddings]
-    assert found == [5 + n % 100 for n in range(1000)]
-
-
-async def test_the_texts_of_one_tenant_do_not_fill_the_queue_of_all(
-    opened: Opened, folders: tuple[Path, Path]
-) -> None:
-    more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding")]
-    async with opened(more_models=more) as wire:
-        wire.gateway.limiter.texts.maximum = 16
-        many = pb.EmbedRequest(texts=[f"w{n}" for n in range(10)])
-        first = wire.stub.Embed(many)
-        tasks = await tasks_of(wire, 10, "embed")
-        _, error = await error_of(wire.stub.Embed(many))
-        assert isinstance(error, Overloaded)
-        assert "16 texts of your tenant" in error.message
-        other = wire.stub.Embed(
-            pb.EmbedRequest(texts=["w1"]), metadata=(("sluice-tenant", "other"),)
-        )
-        for task in [*tasks, *await tasks_of(wire, 1, "embed")]:
-            await answer(wire, task, [1.0])
-        assert len((await first).embeddings) == 10
-        assert len((await other).embeddings) == 1
+    assert len((await first).embeddings) == 10
+    assert len((await other).embeddings) == 1
 
 
 async def test_an_item_of_a_job_may_ask_for_embeddings(wire: Wire) -> None:
@@ -326,16 +277,6 @@ async def test_an_item_of_a_job_may_ask_for_embeddings(wire: Wire) -> None:
     assert (refused.id, refused.WhichOneof("outcome")) == (8, "error")
 
 
-@pytest.fixture
-async def keeping(
-    nats_url: str, model_folder: Path, folders: tuple[Path, Path]
-) -> AsyncIterator[Wire]:
-    more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding", prompt_price=2.0)]
-    cache = CacheSettings(enabled=True)
-    async with open_wire(nats_url, model_folder, more_models=more, cache=cache) as opened:
-        yield opened
-
-
 async def embedded(
     wire: Wire,
     texts: Sequence[str],
@@ -352,8 +293,8 @@ async def embedded(
     return response
 
 
-async def test_embeddings_are_kept_item_by_item(keeping: Wire) -> None:
-    wire = keeping
+@KEEPING
+async def test_embeddings_are_kept_item_by_item(wire: Wire) -> None:
     first = await embedded(wire, ["w1", "w2", "w1"], [1, 2])
     assert [array("f", one.values)[0] for one in first.embeddings] == [1, 2, 1]
     assert not first.usage.cached
@@ -370,8 +311,8 @@ async def test_embeddings_are_kept_item_by_item(keeping: Wire) -> None:
     assert sum(values(wire.metrics, "sluice.cached_answers").values()) == 1
 
 
-async def test_embeddings_asked_for_otherwise_are_others(keeping: Wire) -> None:
-    wire = keeping
+@KEEPING
+async def test_embeddings_asked_for_otherwise_are_others(wire: Wire) -> None:
     await embedded(wire, ["w1"], [1])
     assert (await embedded(wire, ["w1"], [], tenant="default")).usage.cached
     for more in (
@@ -383,16 +324,14 @@ async def test_embeddings_asked_for_otherwise_are_others(keeping: Wire) -> None:
         assert not (await embedded(wire, ["w1"], [2], **more)).usage.cached
 
 
+@KEEPING
 async def test_embeddings_are_found_by_another_gateway(
-    keeping: Wire, nats_url: str, model_folder: Path, folders: tuple[Path, Path]
+    wire: Wire, opened: Opened, more_models: Sequence[ModelSettings]
 ) -> None:
-    await embedded(keeping, ["w1"], [1])
-    await keeping.gateway.shared.answers.close(30)
-    more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding", prompt_price=2.0)]
+    await embedded(wire, ["w1"], [1])
+    await wire.gateway.shared.answers.close(30)
     cache = CacheSettings(enabled=True)
-    async with open_wire(
-        nats_url, model_folder, gateway_id="gw2", more_models=more, cache=cache
-    ) as other:
+    async with opened(gateway_id="gw2", more_models=more_models, cache=cache) as other:
         assert (await embedded(other, ["w1"], [])).usage.cached
         answers = other.gateway.shared.answers
         keys = list(answers._memory._entries)

@@ -1,7 +1,7 @@
 """Tools through a real gateway: what the model is asked, and the calls in its answer."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from tests.gateway.kit.tokenizer import (
     write_model,
 )
 from tests.gateway.kit.wire import (
-    Opened,
     Wire,
     error_of,
     events_of,
@@ -36,14 +35,12 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("tools"), template=TOOLS_TEMPLATE, context=2048)
 
 
-@pytest.fixture
-async def wire(nats_url: str, folder: Path) -> AsyncIterator[Wire]:
-    async with open_wire(nats_url, folder) as opened:
-        yield opened
+def policy(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"policies": {"default": settings}}
 
 
 def asked(text: str = "Weather in Oslo?", **fields: Any) -> pb.GenerateRequest:
@@ -143,12 +140,11 @@ async def test_without_a_choice_of_tools_the_model_does_not_see_them(wire: Wire)
     assert (await call).text == CALL
 
 
-@pytest.mark.parametrize("held", [3, 24, 200])
+@pytest.mark.parametrize("held", [3, 24])
 async def test_a_resumed_answer_and_a_replay_have_the_same_calls(wire: Wire, held: int) -> None:
     request = asked(idempotency_key=f"key {held}")
     first, task = await wire.begin(request)
     answer = wire.tokens(f"Look:\n{CALL}\n{CALL}")
-    held = min(held, len(answer))
     await wire.batcher.send(task, last(0, answer))
     whole = await events_of(first)
     assert len(calls_of(whole)) == 2
@@ -184,76 +180,62 @@ async def test_text_of_a_caller_never_becomes_a_control_token(wire: Wire) -> Non
     call.cancel()
 
 
-async def test_tools_and_results_are_inspected(nats_url: str, folder: Path) -> None:
-    actions = {"pii.email": "redact", "pii.iban": "block"}
-    policy = {"policies": {"default": {"actions": actions, "restore": True}}}
-    async with open_wire(nats_url, folder, safety=policy) as wire:
-        schema = {"type": "object", "properties": {"to": {"enum": ["anna@example.com"]}}}
-        tool = pb.Tool(name="f", description="Writes.", parameters=json.dumps(schema))
-        made = pb.ToolCall(id="1", name="f", arguments='{"to": "bo@example.com"}')
-        turns = [
-            pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[made]),
-            pb.ChatMessage(role=pb.ROLE_TOOL, content="cy@example.com", tool_call_id="1"),
-        ]
-        call = wire.stub.GenerateText(asked(tools=[tool], chat=pb.ChatInput(messages=turns)))
-        task = await wire.batcher.task()
-        decode = wire.catalog["small"].tokenizer.tokenizer.decode
-        seen = decode(list(task.prompt_token_ids), skip_special_tokens=False)
-        assert "example.com" not in seen
-        assert [seen.count(f"<EMAIL_{i}>") for i in (1, 2, 3)] == [1, 1, 1]
-        answer = '<tool_call>{"name": "f", "arguments": {"to": "<EMAIL_1>"}}</tool_call>'
-        await wire.batcher.send(task, last(0, wire.tokens(answer)))
-        response = await call
-        assert json.loads(response.tool_calls[0].arguments)["to"].endswith("@example.com")
-        turns[1].content = "DE89370400440532013000"
-        blocked = asked(tools=[tool], chat=pb.ChatInput(messages=turns))
-        _, error = await error_of(wire.stub.Generate(blocked))
-        assert error.reason == "SAFETY_BLOCKED"
+@pytest.mark.wire(
+    safety=policy({"actions": {"pii.email": "redact", "pii.iban": "block"}, "restore": True})
+)
+async def test_tools_and_results_are_inspected(wire: Wire) -> None:
+    schema = {"type": "object", "properties": {"to": {"enum": ["anna@example.com"]}}}
+    tool = pb.Tool(name="f", description="Writes.", parameters=json.dumps(schema))
+    made = pb.ToolCall(id="1", name="f", arguments='{"to": "bo@example.com"}')
+    turns = [
+        pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[made]),
+        pb.ChatMessage(role=pb.ROLE_TOOL, content="cy@example.com", tool_call_id="1"),
+    ]
+    call = wire.stub.GenerateText(asked(tools=[tool], chat=pb.ChatInput(messages=turns)))
+    task = await wire.batcher.task()
+    decode = wire.catalog["small"].tokenizer.tokenizer.decode
+    seen = decode(list(task.prompt_token_ids), skip_special_tokens=False)
+    assert "example.com" not in seen
+    assert [seen.count(f"<EMAIL_{i}>") for i in (1, 2, 3)] == [1, 1, 1]
+    answer = '<tool_call>{"name": "f", "arguments": {"to": "<EMAIL_1>"}}</tool_call>'
+    await wire.batcher.send(task, last(0, wire.tokens(answer)))
+    response = await call
+    assert json.loads(response.tool_calls[0].arguments)["to"].endswith("@example.com")
+    turns[1].content = "DE89370400440532013000"
+    blocked = asked(tools=[tool], chat=pb.ChatInput(messages=turns))
+    _, error = await error_of(wire.stub.Generate(blocked))
+    assert error.reason == "SAFETY_BLOCKED"
 
 
+def tool(parameters: str = "", **fields: Any) -> pb.Tool:
+    return pb.Tool(**{"name": "f", "parameters": parameters, **fields})
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
+OF_WEATHER = pb.ToolChoice(function="weather")
+PARAMETERS = ("{", "[]", '{"type": "string"}', nested(9999), nested(99), f'"{"x" * 70_000}"')
 BAD_TOOLS = [
-    ({"tools": [pb.Tool(name="a b")]}, "tools[0].name"),
+    *(({"tools": [tool(text)]}, "tools[0].parameters") for text in PARAMETERS),
+    *(
+        ({"tools": [tool(text)], "tool_choice": REQUIRED}, "tools[0].parameters")
+        for text in ('{"not": {}}', '{"$ref": "http://x/y"}')
+    ),
+    *(({"tools": [tool(name=name)]}, "tools[0].name") for name in ("a b", "x" * 65)),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
-    ({"tools": [pb.Tool(name="f", parameters="{")]}, "tools[0].parameters"),
-    ({"tools": [pb.Tool(name="f", parameters="[]")]}, "tools[0].parameters"),
-    ({"tools": [pb.Tool(name="f", parameters='{"type": "string"}')]}, "tools[0].parameters"),
-    (
-        {"tools": [pb.Tool(name="f", parameters='{"a":' * 9999 + "1" + "}" * 9999)]},
-        "tools[0].parameters",
-    ),
-    (
-        {"tools": [pb.Tool(name="f", parameters='{"a":' * 99 + "1" + "}" * 99)]},
-        "tools[0].parameters",
-    ),
-    ({"tools": [pb.Tool(name="f", parameters=f'"{"x" * 70_000}"')]}, "tools[0].parameters"),
-    ({"tools": [pb.Tool(name=f"f{i}") for i in range(129)]}, "tools"),
-    ({"tools": [pb.Tool(name="f", description="x" * (256 << 10)), WEATHER]}, "tools"),
-    ({"tools": [pb.Tool(name="x" * 65)]}, "tools[0].name"),
+    ({"tools": [tool(name=f"f{i}") for i in range(129)]}, "tools"),
+    ({"tools": [tool(description="x" * (256 << 10)), WEATHER]}, "tools"),
     ({"tool_choice": pb.ToolChoice(mode=9)}, "tool_choice.mode"),  # type: ignore[arg-type]
     ({"tool_choice": pb.ToolChoice(function="other")}, "tool_choice.function"),
-    ({"tool_choice": pb.ToolChoice(function="weather"), "tools": []}, "tool_choice"),
+    ({"tool_choice": OF_WEATHER, "tools": []}, "tool_choice"),
     ({"parallel_tool_calls": True, "tools": []}, "parallel_tool_calls"),
     ({"sampling": pb.SamplingParams(regex="a")}, "sampling.regex"),
     (
-        {
-            "sampling": pb.SamplingParams(min_tokens=3),
-            "tool_choice": pb.ToolChoice(function="weather"),
-        },
+        {"sampling": pb.SamplingParams(min_tokens=3), "tool_choice": OF_WEATHER},
         "sampling.min_tokens",
-    ),
-    (
-        {
-            "tools": [pb.Tool(name="f", parameters='{"not": {}}')],
-            "tool_choice": pb.ToolChoice(function="f"),
-        },
-        "tools[0].parameters",
-    ),
-    (
-        {
-            "tools": [pb.Tool(name="f", parameters='{"$ref": "http://x/y"}')],
-            "tool_choice": pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED),
-        },
-        "tools[0].parameters",
     ),
 ]
 
@@ -268,25 +250,17 @@ async def test_bad_tools_are_refused_by_name(wire: Wire) -> None:
 ONE = pb.ToolCall(id="call_1", name="weather", arguments="{}")
 
 
+def called(call_id: str = "1", name: str = "f") -> pb.ChatMessage:
+    return pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id=call_id, name=name)])
+
+
 BAD_TURNS = [
     (pb.ChatMessage(role=pb.ROLE_TOOL, content="x"), "tool_call_id"),
     (pb.ChatMessage(role=pb.ROLE_TOOL, content="x", tool_call_id="other"), "tool_call_id"),
     (pb.ChatMessage(role=pb.ROLE_USER, content="x", tool_call_id="call_1"), "tool_call_id"),
     (pb.ChatMessage(role=pb.ROLE_USER, content="x", tool_calls=[ONE]), "tool_calls"),
-    *(
-        (
-            pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id=call_id, name="f")]),
-            "tool_calls[0].id",
-        )
-        for call_id in ("1" * 513, "a\nb", "\u200b")
-    ),
-    *(
-        (
-            pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name=name)]),
-            "tool_calls[0].name",
-        )
-        for name in ("", "f" * 257, "f\n")
-    ),
+    *((called(call_id), "tool_calls[0].id") for call_id in ("1" * 513, "a\nb", "\u200b")),
+    *((called(name=name), "tool_calls[0].name") for name in ("", "f" * 257, "f\n")),
 ]
 
 
@@ -301,8 +275,8 @@ async def test_bad_turns_are_refused_by_name(wire: Wire) -> None:
         assert [violation.field for violation in error.violations] == [f"chat.messages[1].{named}"]
 
 
-async def test_a_template_without_tools_is_said(opened: Opened) -> None:
-    async with opened() as wire:
+async def test_a_template_without_tools_is_said(nats_url: str, tmp_path: Path) -> None:
+    async with open_wire(nats_url, write_model(tmp_path)) as wire:
         _, error = await error_of(wire.stub.Generate(asked()))
     assert [violation.field for violation in error.violations] == ["tools"]
 
@@ -316,11 +290,12 @@ async def test_tools_count(wire: Wire) -> None:
     assert with_tools.token_count > without.token_count + 20
 
 
-async def test_a_kept_answer_belongs_to_the_calls_that_the_caller_sent(
-    nats_url: str, folder: Path
-) -> None:
+@pytest.mark.wire(
+    safety=policy({"actions": {"pii.*": "redact"}, "restore": True}),
+    cache=CacheSettings(enabled=True),
+)
+async def test_a_kept_answer_belongs_to_the_calls_that_the_caller_sent(wire: Wire) -> None:
     """Redacted arguments look alike to the model, and not to the caller who gets them back."""
-    policy = {"actions": {"pii.*": "redact"}, "restore": True}
 
     def about(mail: str) -> pb.GenerateRequest:
         made = pb.ToolCall(id="call_1", name="weather", arguments=json.dumps({"city": mail}))
@@ -331,44 +306,12 @@ async def test_a_kept_answer_belongs_to_the_calls_that_the_caller_sent(
         ]
         return asked(chat=pb.ChatInput(messages=turns), tools=[])
 
-    safety = {"policies": {"default": policy}}
-    cache = CacheSettings(enabled=True)
-    async with open_wire(nats_url, folder, safety=safety, cache=cache) as wire:
-        prompts = []
-        for mail in ("jo@example.org", "al@example.net"):
-            call, task = await wire.begin(about(mail))
-            prompts.append(list(task.prompt_token_ids))
-            assert text_of(await wire.end(call, task, "for <EMAIL_1>")) == f"for {mail}"
-        assert prompts[0] == prompts[1]
-        again = await events_of(wire.stub.Generate(about("jo@example.org")))
-        assert text_of(again) == "for jo@example.org"
-        assert again[-1].finished.usage.cached
-
-
-async def test_a_canary_around_a_call_ends_the_answer(nats_url: str, folder: Path) -> None:
-    policy = {"policies": {"default": {"output": {"canaries": ["zebra-7781"]}}}}
-    async with open_wire(nats_url, folder, safety=policy) as wire:
-        call, task = await wire.begin(asked())
-        await wire.batcher.send(task, frame(0, wire.tokens(f"So zebra{CALL}-7781 it is")))
-        events = await events_of(call)
-        await wire.batcher.cancelled(task)
-    assert "zebra" not in text_of(events)
-    assert events[-1].finished.reason == pb.FINISH_REASON_CONTENT_FILTER
-    assert list(events[-1].finished.rules) == ["output.canary"]
-
-
-async def test_names_and_numbers_of_calls_are_inspected(nats_url: str, folder: Path) -> None:
-    policy = {"policies": {"default": {"actions": {"pii.payment_card": "block"}}}}
-    card = "4111111111111111"
-    made = pb.ToolCall(id="call_1", name="weather", arguments=f'{{"card": {card}}}')
-    turn = pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[made])
-    schema = json.dumps({"properties": {"city": {"enum": [int(card)]}}})
-    requests = [
-        asked(chat=pb.ChatInput(messages=[turn])),
-        asked(tools=[pb.Tool(name="weather", parameters=schema)]),
-        asked(tools=[pb.Tool(name=card)]),
-    ]
-    async with open_wire(nats_url, folder, safety=policy) as wire:
-        for request in requests:
-            _, error = await error_of(wire.stub.GenerateText(request))
-            assert error.reason == "SAFETY_BLOCKED"
+    prompts = []
+    for mail in ("jo@example.org", "al@example.net"):
+        call, task = await wire.begin(about(mail))
+        prompts.append(list(task.prompt_token_ids))
+        assert text_of(await wire.end(call, task, "for <EMAIL_1>")) == f"for {mail}"
+    assert prompts[0] == prompts[1]
+    again = await events_of(wire.stub.Generate(about("jo@example.org")))
+    assert text_of(again) == "for jo@example.org"
+    assert again[-1].finished.usage.cached
