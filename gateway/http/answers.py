@@ -1,21 +1,18 @@
 """Turn the messages of an answer into OpenAI's objects: one whole body, or chunks in server-sent events.
 
 `HttpAnswer` is the interface that every HTTP API implements; `WholeBody` and `Chunks` implement it for OpenAI's chats
-and completions. `error_answer` gives errors OpenAI's form.
+and completions.
 """
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from typing_extensions import override
 
 from gateway.api.whole import add_events
-from gateway.http.encodings import GZIP
 from gateway.http.logprobs import Echo, TextLogprobs
-from gateway.http.names import plain_names
-from sluice.errors import PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import (
     Shape,
     calls_of,
@@ -25,7 +22,6 @@ from sluice.openai.answers import (
     usage_of,
     whole_answer,
 )
-from sluice.openai.errors import error_body, http_status
 from sluice.v1 import inference_pb2 as pb
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -33,17 +29,6 @@ _LINE_ENDS: Final = tuple(
     (chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)
 )
 """Characters that JSON allows in strings but that some clients take for the end of a line, with their escapes."""
-ErrorAnswer = tuple[int, dict[str, str], dict[str, Any]]
-"""HTTP status, headers and body of an error."""
-_CLIENT_WAIT_S_MAX: Final = 60.0
-"""Longest wait that OpenAI's clients obey, in seconds; after a longer one they retry at once."""
-_HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {
-    401: {"www-authenticate": "Bearer"},
-    415: {"accept-encoding": GZIP},
-}
-"""Headers that HTTP requires with a status."""
-_RETRIED: Final = (409, 429)
-"""Statuses below 500 that OpenAI's clients retry, unless a header says otherwise."""
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
@@ -244,43 +229,3 @@ def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:
     )  # the gateway counts them with the first answer alone
     total.cached_prompt_tokens += usage.cached_prompt_tokens
     total.completion_tokens += usage.completion_tokens
-
-
-def error_answer(error: SluiceError, named: Callable[[str], str] = plain_names) -> ErrorAnswer:
-    """Return an error as OpenAI's API has it; `named` returns the API's name of the field at a proto path."""
-    status = http_status(error.code.value[0], error.reason)
-    message, param = _message_and_field(error, named)
-    body = error_body(status, error.reason, message, param)
-    return status, error_headers(error, status), body
-
-
-def error_headers(error: SluiceError, status: int) -> dict[str, str]:
-    """Return the headers of an error, by which clients decide whether and when to retry."""
-    headers = dict(_HEADERS_OF.get(status, {}))
-    if "request_id" in error.metadata:
-        headers["x-request-id"] = error.metadata["request_id"]
-    wait_s = error.retry_after_s
-    if wait_s is not None:
-        headers["retry-after"] = str(max(1, -int(-wait_s // 1)))
-        headers["retry-after-ms"] = str(round(1000 * wait_s))
-    # Clients would ignore a longer wait and retry at once, so they are told not to retry at all.
-    if (wait_s is None or wait_s > _CLIENT_WAIT_S_MAX) and (status >= 500 or status in _RETRIED):
-        headers["x-should-retry"] = "false"
-    return headers
-
-
-def _message_and_field(error: SluiceError, named: Callable[[str], str]) -> tuple[str, str | None]:
-    """Return the message and the wrong field, with the API's names of fields."""
-    if isinstance(error, UnknownModel):
-        return error.message, "model"
-    violations = [(named(wrong.field), wrong.description) for wrong in error.violations]
-    message, param = error.message, violations[0][0] if violations else None
-    if violations:
-        message = "; ".join(f"{field}: {description}" for field, description in violations)
-    if isinstance(error, PromptTooLong):
-        # Clients recognize the error by OpenAI's words, whatever its code. Errors of workers lack the limit.
-        context = "exceeded"
-        if "context_tokens" in error.metadata:
-            context = f"{error.metadata['context_tokens']} tokens"
-        message = f"this model's maximum context length is {context}: {message}"
-    return message, param

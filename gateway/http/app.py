@@ -13,8 +13,7 @@ from gateway.admission.arrivals import Arrivals
 from gateway.admission.request_context import internal_error
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
-from gateway.http.anthropic import COUNT_TOKENS, MESSAGES
-from gateway.http.api import api_of
+from gateway.http.api import COUNT_TOKENS, MESSAGES, api_of
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
 from gateway.http.batches import JobCalls
 from gateway.http.call import Behaviour, Endpoint

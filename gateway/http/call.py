@@ -110,7 +110,7 @@ class HttpCall(Call, Request):
         self.sent: Mapping[str, str] | None = None
         self.limit_headers: Callable[[], Mapping[str, str]] = dict
         self.named = self.api.named
-        self.failing = self.api.error_event
+        self.failing = self.api.event
         self.is_read = False
         self._max_body_bytes = max_body_bytes
         self._arrivals = arrivals

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from gateway.http.anthropic import THREAD
+from gateway.http.api import THREAD
 from gateway.http.names import BodyKind, FieldNames
 from gateway.http.requests import Extensions, Json, generate_request
 from gateway.models.catalog import Catalog

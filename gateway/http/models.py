@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from gateway.api.generate import Generator
-from gateway.http.anthropic import VERSION
+from gateway.http.api import VERSION
 from gateway.http.batches import check_query, page_limit
 from gateway.http.call import HttpCall
 from sluice.defaults import AUTO

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from gateway.api import batch
-from sluice.client import Answer, AsyncClient, Client
+from sluice.client import Answer, AsyncClient
 from sluice.errors import (
     DeadlinePassed,
     InvalidRequest,
@@ -174,35 +174,25 @@ async def test_batch_response_has_a_bound(opened: Opened) -> None:
     assert response.ByteSize() < 2 * batch.ANSWER_RATIO * 1024
 
 
-async def test_clients_ask_with_one_call(opened: Opened) -> None:
+@pytest.mark.wire(prices={"small": (1e6, 0.0)})
+async def test_clients_ask_with_one_call(wire: Wire) -> None:
     prompts: list[str | pb.GenerateRequest] = ["one", "x " * 300]
     prompts.append(pb.GenerateRequest(prompt="two", model="none"))
     seen: list[int] = []
-    async with opened(prices={"small": (1e6, 0.0)}) as wire:
-        address = wire.gateway.address
-
-        def ask() -> Any:
-            with Client(address) as client:
-                return client.generate_batch(prompts, model="small", one_call=True)
-
-        async with AsyncClient(address) as client:
-            calls = (
-                client.generate_batch(
-                    prompts, model="small", one_call=True, done=lambda at, _: seen.append(at)
-                ),
-                asyncio.to_thread(ask),
-            )
-            for call in calls:
-                asked = asyncio.ensure_future(call)
-                await finish(wire, await take(wire, 1))
-                batch = await asked
-                first, second, third = batch.outcomes
-                assert isinstance(first, Answer)
-                assert first.text == "re one"
-                assert isinstance(second, PromptTooLong)
-                assert second.metadata["context_tokens"] == "256"
-                assert isinstance(third, UnknownModel)
-                assert batch.costs == (first.usage.prompt_tokens, 0, 0)
-                assert batch.currency
-            assert (await client.generate_batch([], one_call=True)).outcomes == ()
+    async with AsyncClient(wire.gateway.address) as client:
+        call = client.generate_batch(
+            prompts, model="small", one_call=True, done=lambda at, _: seen.append(at)
+        )
+        asked = asyncio.ensure_future(call)
+        await finish(wire, await take(wire, 1))
+        batch = await asked
+        assert (await client.generate_batch([], one_call=True)).outcomes == ()
+    first, second, third = batch.outcomes
+    assert isinstance(first, Answer)
+    assert first.text == "re one"
+    assert isinstance(second, PromptTooLong)
+    assert second.metadata["context_tokens"] == "256"
+    assert isinstance(third, UnknownModel)
+    assert batch.costs == (first.usage.prompt_tokens, 0, 0)
+    assert batch.currency
     assert seen == [0, 1, 2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.http.anthropic import error_answer, error_event
+from gateway.http.api import ANTHROPIC
 from gateway.http.models import page_of
 from sluice import errors
 from sluice.errors import FieldViolation, SluiceError
@@ -29,7 +29,7 @@ ERRORS: list[tuple[SluiceError, int, str]] = [
 
 @pytest.mark.parametrize(("error", "status", "kind"), ERRORS, ids=lambda one: type(one).__name__)
 def test_status_and_type_of_an_error(error: SluiceError, status: int, kind: str) -> None:
-    found, headers, body = error_answer(error, str, "req-1")
+    found, headers, body = ANTHROPIC.error(error, str, "req-1")
     assert (found, body["type"], body["error"]["type"]) == (status, "error", kind)
     assert body["request_id"] == headers["request-id"] == headers["x-request-id"] == "req-1"
     waits = error.retry_after_s is not None
@@ -42,26 +42,26 @@ def test_status_and_type_of_an_error(error: SluiceError, status: int, kind: str)
 def test_error_names_its_request_and_fields() -> None:
     violations = [FieldViolation("a", "is wrong"), FieldViolation("b", "is too")]
     error = errors.InvalidRequest("a: is wrong; b: is too", violations=violations)
-    _, headers, body = error_answer(error.of_request("req-2"), str.upper, "req-1")
+    _, headers, body = ANTHROPIC.error(error.of_request("req-2"), str.upper, "req-1")
     assert body["error"]["message"] == "A: is wrong; B: is too"
     assert body["request_id"] == headers["x-request-id"] == "req-2"
-    event = error_event(body)
+    event = ANTHROPIC.event(body)
     assert event.startswith(b'event: error\ndata: {"type":"error",')
     assert event.endswith(b"\n\n")
 
 
 def test_long_message_is_cut() -> None:
-    _, _, body = error_answer(errors.InvalidRequest("x" * 5000), str, "req-1")
+    _, _, body = ANTHROPIC.error(errors.InvalidRequest("x" * 5000), str, "req-1")
     assert body["error"]["message"] == "x" * 1000
 
 
 def test_prompt_that_is_too_long_has_anthropics_words() -> None:
     sizes = {"prompt_tokens": "9", "context_tokens": "8"}
-    _, _, body = error_answer(errors.PromptTooLong("shorten it", metadata=sizes), str, "req-1")
+    _, _, body = ANTHROPIC.error(errors.PromptTooLong("shorten it", metadata=sizes), str, "req-1")
     said = body["error"]["message"]
     assert said == "prompt is too long: 9 tokens > 8 maximum: shorten it"
     # A worker does not say its limit.
-    _, _, body = error_answer(errors.PromptTooLong("shorten it"), str, "req-1")
+    _, _, body = ANTHROPIC.error(errors.PromptTooLong("shorten it"), str, "req-1")
     assert body["error"]["message"] == "prompt is too long: shorten it"
 
 

@@ -1,13 +1,11 @@
 """Every error leaves as OpenAI's JSON with an id of the request, and what is a fault of ours stands in the log."""
 
 import asyncio
-from dataclasses import replace
-from typing import Any
 
 import pytest
+from typing_extensions import override
 
-from gateway.http.answers import error_answer
-from gateway.http.api import OPENAI
+from gateway.http.api import ErrorAnswer, Names, OpenAi
 from gateway.http.call import HttpCall
 from sluice.errors import InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_REFUSED, TaskError
@@ -41,13 +39,14 @@ async def test_a_fault_in_a_route_is_json(http: Wire, caplog: pytest.LogCaptureF
 async def test_a_fault_in_the_error_path_is_json(
     http: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(error: Any, named: Any, request_id: str) -> Any:
-        if isinstance(error, InvalidRequest):
-            raise KeyError("context_tokens")
-        return error_answer(error, named)
+    class Faulty(OpenAi):
+        @override
+        def error(self, error: SluiceError, named: Names, request_id: str) -> ErrorAnswer:
+            if isinstance(error, InvalidRequest):
+                raise KeyError("context_tokens")
+            return super().error(error, named, request_id)
 
-    api = replace(OPENAI, error=fail)
-    monkeypatch.setattr("gateway.http.call.api_of", lambda path, headers: api)
+    monkeypatch.setattr("gateway.http.call.api_of", lambda path, headers: Faulty())
     reply = await ask(http.http, body=chat(temperature=3))
     assert (reply.status, reply.error["code"]) == (500, "internal")
     assert f"to a caller failed: {reply.headers['x-request-id']}" in caplog.text
