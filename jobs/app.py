@@ -129,7 +129,7 @@ class _Guard(grpc.aio.ServerInterceptor):
         is_health = str(handler_call_details.method).startswith(_HEALTH)
         caller = dict(handler_call_details.invocation_metadata or ())
         if not (is_health or self._mesh_key is None or is_signed(caller, self._mesh_key)):
-            return grpc.stream_stream_rpc_method_handler(_refuse)
+            return grpc.stream_stream_rpc_method_handler(partial(guarded, _refuse))
         handler: Any = await continuation(handler_call_details)
         if handler is None or is_health:
             return handler and _timed(handler)
@@ -162,35 +162,29 @@ def _timed(handler: Any) -> Any:
     """Return a health method that bounds its request, and the answer to a check, by `HEALTH_S`."""
     behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
-    async def answer(request: Any, context: Any) -> None:
-        if request is grpc.aio.EOF:
-            raise errors.InvalidRequest("request: is missing; send a HealthCheckRequest")
-        response = await behaviour(request, context)
-        if response is not None:
-            await context.write(response)
-
-    async def handle(_: Any, context: Any) -> None:
+    async def answer(_: Any, context: Any) -> None:
         try:
             async with asyncio.timeout(HEALTH_S) as limit:
                 request = await context.read()
                 if handler.response_streaming:
                     limit.reschedule(None)
-                await guarded(answer, request, context)
-        except TimeoutError:
-            late = errors.DeadlinePassed(
-                f"request: did not arrive within {HEALTH_S:g} s; send it at once"
-            )
-            await context.abort(*late.as_abort())
+                if request is grpc.aio.EOF:
+                    raise errors.InvalidRequest("request: is missing; send a HealthCheckRequest")
+                if isinstance(request, errors.SluiceError):
+                    raise request
+                if (response := await behaviour(request, context)) is not None:
+                    await context.write(response)
+        except TimeoutError as error:
+            message = f"request: did not arrive within {HEALTH_S:g} s; send it at once"
+            raise errors.DeadlinePassed(message) from error
 
     reading = request_reader(handler.request_deserializer)
-    return grpc.stream_stream_rpc_method_handler(handle, reading, handler.response_serializer)
+    answering = partial(guarded, answer)
+    return grpc.stream_stream_rpc_method_handler(answering, reading, handler.response_serializer)
 
 
 async def _refuse(_: Any, context: Any) -> None:
-    error = errors.PermissionDenied(
-        "the jobs service only accepts calls of gateways; call a gateway"
-    )
-    await context.abort(*error.as_abort())
+    raise errors.PermissionDenied("the jobs service only accepts calls of gateways; call a gateway")
 
 
 async def _start_store(store: JobStore, client: Client) -> None:

@@ -54,7 +54,6 @@ class FollowUps:
         self._process = process
         self._owner_left: dict[str, asyncio.Event] = {}
         """By job that is being closed: set once the process that ran it has left it."""
-        self._notifying: set[str] = set()
         self._tasks = BackgroundTasks()
 
     def on_record(self, record: JobRecord) -> None:
@@ -66,19 +65,13 @@ class FollowUps:
                 self._tasks.spawn(self._close(job.id))
             if not job.runner:
                 self._owner_left[job.id].set()
-        elif job.id not in self._notifying and webhooks.pending(record) is not None:
-            self._notifying.add(job.id)
-            self._tasks.spawn(self._notify(job.id))
+        elif webhooks.pending(record) is not None:
+            store, post = self._process.store, self._process.outside.post
+            self._tasks.spawn(webhooks.notify(store, job.id, post))
 
     async def close(self) -> None:
         """Leave the jobs to other processes, undelivered events after `webhooks.NOTIFY_MS`."""
         await self._tasks.close()
-
-    async def _notify(self, job: str) -> None:
-        try:
-            await webhooks.notify(self._process.store, job, self._process.outside.post)
-        finally:
-            self._notifying.discard(job)
 
     async def _close(self, job: str) -> None:
         store = self._process.store

@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from jobs.core.leases import LIVE, is_suspect, urgency
 from sluice.errors import LimitReached, StorageFull, TransportUnavailable
@@ -120,16 +120,12 @@ class Quotas:
         """Return the jobs whose input is an upload."""
         return [job for job, usage in self.jobs.items() if usage.upload == upload] if upload else []
 
-    def check_job(self, tenant: str) -> None:
-        """Raise LimitReached if a tenant has as many jobs as it may have."""
-        self._check_count(tenant, self.jobs, self._settings.tenant_jobs_max, "jobs")
-
-    def check_upload(self, tenant: str) -> None:
-        """Raise LimitReached if a tenant has as many uploads as it may have."""
-        self._check_count(tenant, self.uploads, 2 * self._settings.tenant_jobs_max, "uploads")
-
-    def _check_count(self, tenant: str, usages: _Usages, limit: int, what: str) -> None:
-        setting = "jobs.tenant_jobs_max"
+    def check_count(self, tenant: str, what: Literal["jobs", "uploads"]) -> None:
+        """Raise LimitReached if a tenant has as many jobs or uploads as it may have."""
+        setting, limit = "jobs.tenant_jobs_max", self._settings.tenant_jobs_max
+        usages: _Usages = self.jobs
+        if what == "uploads":
+            usages, limit = self.uploads, 2 * limit
         if len(_of_tenant(tenant, usages)) >= limit:
             raise LimitReached(
                 f"the tenant has {limit} {what}; delete unused ones, or raise {setting}",
@@ -137,15 +133,12 @@ class Quotas:
                 metadata={"subject": f"tenant {tenant}", "limit": setting, "value": str(limit)},
             )
 
-    def check_inputs(self, tenant: str) -> None:
-        """Raise StorageFull if a tenant has used its share of the inputs."""
-        self._check_bytes(tenant, self.uploads, self._settings.inputs_max_bytes, "inputs")
-
-    def check_results(self, tenant: str) -> None:
-        """Raise StorageFull if a tenant has used its share of the results."""
-        self._check_bytes(tenant, self.jobs, self._settings.results_max_bytes, "results")
-
-    def _check_bytes(self, tenant: str, usages: _Usages, whole: int, what: str) -> None:
+    def check_bytes(self, tenant: str, what: Literal["inputs", "results"]) -> None:
+        """Raise StorageFull if a tenant has used its share of the inputs or results."""
+        usages: _Usages = self.jobs
+        whole = self._settings.results_max_bytes
+        if what == "inputs":
+            usages, whole = self.uploads, self._settings.inputs_max_bytes
         size = sum(_of_tenant(tenant, usages))
         if size >= self._settings.tenant_share * whole:
             raise StorageFull(

@@ -152,7 +152,7 @@ class JobRunner:
             # Each pass is one attempt at a stage; an outage of JetStream repeats it from the log.
             while self.record.stage < stages_of(self.record):
                 try:
-                    self._process.quotas.check_results(self.tenant)
+                    self._process.quotas.check_bytes(self.tenant, "results")
                     await self._fetch()
                     again = await self._run_stage(metadata)
                     await self._edit(partial(_next_stage, again))
@@ -172,7 +172,7 @@ class JobRunner:
         if self.record.upload_id:
             return
         if source.nats_subject:  # its record comes with the first messages
-            process.quotas.check_upload(self.tenant)
+            process.quotas.check_count(self.tenant, "uploads")
             upload = new_upload_id()
         else:
             try:
@@ -223,7 +223,8 @@ class JobRunner:
                 await self._edit(lambda record: None)
                 self._check_limits(self.record)
                 if self._attempt is not None:
-                    self._attempt.set_max_cost(self.record.job.spec.limits.max_cost)
+                    self._attempt.window.budget.limit = self.record.job.spec.limits.max_cost
+                    self._attempt.changed.notify()
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _edit(self, edit: Callable[[JobRecord], None]) -> None:
@@ -288,17 +289,16 @@ class JobRunner:
             )
             estimated = round(attempt.items_read / share) if share else 0
             progress.total = expected = max(written.total, attempt.items_read, estimated)
-        self._sample(attempt)
-        progress.items_per_second, progress.tokens_per_second = self._throughput.rates()
+        progress.items_per_second, progress.tokens_per_second = self._sample(attempt)
         if progress.items_per_second:
             left_s = max(0, expected - written.total) / progress.items_per_second
             progress.remaining.CopyFrom(duration(left_s * 1e3))
         earlier.note_stages(progress, record)
         return progress
 
-    def _sample(self, attempt: StageAttempt) -> None:
+    def _sample(self, attempt: StageAttempt) -> tuple[float, float]:
         counts = attempt.log.checkpoint.counts
-        self._throughput.sample(time.monotonic(), counts.total, counts.completion_tokens)
+        return self._throughput.sample(time.monotonic(), counts.total, counts.completion_tokens)
 
     def _check_limits(self, record: JobRecord) -> None:
         """Raise JobStopped if the job has reached its cost limit or its deadline."""

@@ -20,7 +20,7 @@ from jobs.stage_log import BAD_LINES
 from jobs.stages import check_stages
 from jobs.store import job_unknown, upload_unknown
 from jobs.threads import TenantLimiter
-from jobs.uploads import new_upload
+from jobs.uploads import store_file
 from sluice import errors
 from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
@@ -88,7 +88,7 @@ class JobService(JobServiceServicer):
         """Store a new job; return it, or the job of another call with the same key."""
         job = record.job
         await self._quotas.ready()
-        self._quotas.check_job(job.tenant)
+        self._quotas.check_count(job.tenant, "jobs")
         # Concurrent calls must count it already; nobody claims it before it is queued.
         self._quotas.job(job.id, record)
         set_state(job, pb.JOB_STATE_QUEUED, "", "", unix_ms())
@@ -276,24 +276,27 @@ class JobService(JobServiceServicer):
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """Store an input file."""
         await self._quotas.ready()
-        async with new_upload(self._store, tenant_of(context), self._quotas) as upload:
+        record = UploadRecord(tenant=tenant_of(context), create_unix_ms=unix_ms())
+
+        async def pieces() -> AsyncIterator[bytes]:
             async for request in requests:
                 if isinstance(request, errors.SluiceError):
                     raise request
-                upload.record.name = upload.record.name or request.name[-256:]
+                record.name = record.name or request.name[-256:]
                 if request.HasField("expires_after"):
                     bounds.check_duration("expires_after", request.expires_after)
                     kept_ms = request.expires_after.ToMilliseconds()
-                    upload.record.expire_unix_ms = unix_ms() + kept_ms
+                    record.expire_unix_ms = unix_ms() + kept_ms
                 if len(request.data) > _CHUNK_OF_CALL_MAX:
                     raise errors.InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")
-                await upload.add(request.data)
-            await upload.complete()
+                yield request.data
+
+        upload_id = await store_file(self._store, record, self._quotas, pieces())
         return pb.UploadInputResponse(
-            upload_id=upload.id,
-            size_bytes=upload.record.size_bytes,
-            sha256=upload.record.sha256,
-            expire_time=_expire_time(upload.record),
+            upload_id=upload_id,
+            size_bytes=record.size_bytes,
+            sha256=record.sha256,
+            expire_time=_expire_time(record),
         )
 
     async def GetUpload(self, request: pb.GetUploadRequest, context: Any) -> pb.GetUploadResponse:

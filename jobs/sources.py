@@ -180,7 +180,7 @@ class MessageSource:
             if stored is None:
                 await store.write_upload(upload_id, upload)
                 quotas.upload(upload_id, upload)
-                quotas.check_inputs(job.tenant)
+                quotas.check_bytes(job.tenant, "inputs")
             yield chunk
 
     async def _read_chunk(self, before: MessageChunk) -> MessageChunk:

@@ -128,11 +128,6 @@ class StageAttempt:
         self.window.concurrency = concurrency
         self.changed.notify()
 
-    def set_max_cost(self, max_cost: float) -> None:
-        """Set what the job may cost from now on; 0: unlimited."""
-        self.window.budget.limit = max_cost
-        self.changed.notify()
-
     async def load(self) -> None:
         """Continue from the log, and keep its former writer from writing on.
 
@@ -362,7 +357,7 @@ class StageAttempt:
             while not (self.log.has_segment or self.is_at_end) and time.monotonic() < full_at:
                 await self.changed.wait(full_at - time.monotonic())
             if self.log.waiting:
-                self.process.quotas.check_results(self.record.job.tenant)
+                self.process.quotas.check_bytes(self.record.job.tenant, "results")
             await self.log.append(self.log.take(), at_end=self.is_at_end)
             self.changed.notify()
 

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Final, TypeVar
@@ -41,65 +41,46 @@ _LINES: Final = (
 _T = TypeVar("_T")
 
 
-class NewUpload:
-    """A file that is being stored, in chunks of one size; see `new_upload`.
+async def store_file(
+    store: JobStore, record: UploadRecord, quotas: Quotas, pieces: AsyncIterator[bytes]
+) -> str:
+    """Store a file in chunks of one size; return its id. Nothing is left of it if that fails.
 
-    Attributes:
-        id: its name.
-        record: its record so far.
+    Raises:
+        LimitReached: the tenant has as many uploads as it may have.
+        StorageFull: the tenant has used its share of the inputs, or JetStream is full.
     """
+    quotas.check_count(record.tenant, "uploads")
+    upload, digest, waiting = new_upload_id(), hashlib.sha256(), bytearray()
+    quotas.upload(upload, record)
 
-    def __init__(self, store: JobStore, tenant: str, quotas: Quotas) -> None:
-        self._quotas = quotas
-        self.id = new_upload_id()
-        self.record = UploadRecord(tenant=tenant, create_unix_ms=unix_ms())
-        self._store = store
-        self._held = bytearray()
-        self._digest = hashlib.sha256()
+    async def write_chunk() -> None:
+        chunk = bytes(waiting[:CHUNK_BYTES])
+        await store.write_chunk(upload, record.chunks, chunk)
+        del waiting[:CHUNK_BYTES]
+        record.chunks += 1
+        record.size_bytes += len(chunk)
+        quotas.upload(upload, record)
 
-    async def add(self, data: bytes) -> None:
-        """Store the next bytes."""
-        self._quotas.check_inputs(self.record.tenant)
-        self._digest.update(data)
-        self._held += data
-        # Chunks have one size, however the caller cut the file.
-        while len(self._held) >= CHUNK_BYTES:
-            await self._write()
-
-    async def complete(self) -> None:
-        """Store the rest and mark the upload as complete."""
-        while self._held:
-            await self._write()
-        self.record.sha256 = self._digest.digest()
-        self.record.complete_unix_ms = unix_ms()
-        await self._store.write_upload(self.id, self.record)
-        self._quotas.upload(self.id, self.record)
-
-    async def _write(self) -> None:
-        chunk = bytes(self._held[:CHUNK_BYTES])
-        await self._store.write_chunk(self.id, self.record.chunks, chunk)
-        del self._held[:CHUNK_BYTES]
-        self.record.chunks += 1
-        self.record.size_bytes += len(chunk)
-        self._quotas.upload(self.id, self.record)
-
-
-@asynccontextmanager
-async def new_upload(store: JobStore, tenant: str, quotas: Quotas) -> AsyncIterator[NewUpload]:
-    """Begin to store a file; nothing is left of it if the block fails.
-
-    Raises LimitReached and StorageFull, as methods of the file do, if the tenant has used its quota.
-    """
-    quotas.check_upload(tenant)
-    upload = NewUpload(store, tenant, quotas)
-    quotas.upload(upload.id, upload.record)
     try:
-        await store.write_upload(upload.id, upload.record)
-        yield upload
+        await store.write_upload(upload, record)
+        async for piece in pieces:
+            quotas.check_bytes(record.tenant, "inputs")
+            digest.update(piece)
+            waiting += piece
+            # Chunks have one size, however the caller cut the file.
+            while len(waiting) >= CHUNK_BYTES:
+                await write_chunk()
+        while waiting:
+            await write_chunk()
+        record.sha256, record.complete_unix_ms = digest.digest(), unix_ms()
+        await store.write_upload(upload, record)
+        quotas.upload(upload, record)
     except BaseException:
-        quotas.upload(upload.id, None)
-        await asyncio.shield(store.delete_upload(upload.id))
+        quotas.upload(upload, None)
+        await asyncio.shield(store.delete_upload(upload))
         raise
+    return upload
 
 
 class ExternalAccess:
@@ -200,36 +181,35 @@ class ExternalAccess:
 
         Raises:
             InvalidRequest: it cannot be read.
-            LimitReached: see `new_upload`.
-            StorageFull: see `new_upload`.
+            LimitReached: see `store_file`.
+            StorageFull: see `store_file`.
             SourceUnreachable: it cannot be reached, or not be read to its end; nor could it in the last try.
             TransportUnavailable: JetStream does not respond.
         """
         tries = 0
         while True:
-            pieces = read_url(url, self.prefixes_of(tenant), self._outbound)
+            name = PurePosixPath(urlsplit(url).path).name[-256:]
+            record = UploadRecord(tenant=tenant, name=name, create_unix_ms=unix_ms())
             try:
-                async with new_upload(store, tenant, quotas) as upload:
-                    upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]
-                    while piece := await self._next(tenant, pieces):
-                        await upload.add(piece)
-                    await upload.complete()
-                return upload.id
+                async with aclosing(self._pieces(tenant, url)) as pieces:
+                    return await store_file(store, record, quotas, pieces)
             except SourceUnreachable as error:
                 tries += 1
                 if tries > policy.retries:
                     raise
                 on_wait(str(error))
-            finally:
-                with suppress(ValueError):  # a thread still reads
-                    pieces.close()
             await asyncio.sleep(policy.wait_s(tries, random.random()))
 
-    async def _next(self, tenant: str, pieces: Iterator[bytes]) -> bytes:
+    async def _pieces(self, tenant: str, url: str) -> AsyncGenerator[bytes]:
+        pieces = read_url(url, self.prefixes_of(tenant), self._outbound)
         try:
-            return await self.reading.run(tenant, next, pieces, b"")
+            while piece := await self.reading.run(tenant, next, pieces, b""):
+                yield piece
         except TransportUnavailable as error:
             raise SourceUnreachable(error.message) from error
+        finally:
+            with suppress(ValueError):  # a thread still reads
+                pieces.close()
 
 
 class SourceUnreachable(Exception):

@@ -10,7 +10,7 @@ from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
-from gateway.admission.overload import AnswerKind, OverloadControl, SchedulingParams
+from gateway.admission.overload import AnswerKind, Outlook, OverloadControl, SchedulingParams
 from gateway.streaming.load_table import ModelLoadTable
 from simulator.trace import Arrival
 from sluice.internal.v1 import control_pb2
@@ -45,35 +45,29 @@ class SimulatedAdmission:
         # What is sent at this very time is not in it.
         self._loads.update(report, math.nextafter(now, -math.inf))
 
-    def admits(self, arrival: Arrival, now: float) -> bool:
-        """Return whether a request is expected to be in time."""
-        return self._overload.outlook(MODEL, _scheduling(arrival), now).problem is None
+    def admit(self, arrival: Arrival, now: float, *, always: bool) -> Outlook | None:
+        """Record a request that is sent to the batcher; return what is expected of it.
 
-    def sent(self, arrival: Arrival, now: float) -> float | None:
-        """Record a request that is sent to the batcher.
-
-        Returns:
-            Its expected duration in seconds; None if that is unknown.
+        None: it is refused, because it is expected to be late; not with `always`.
         """
-        expected = self._overload.outlook(MODEL, _scheduling(arrival), now)
+        timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
+        params = SchedulingParams(
+            arrival.priority_class,
+            arrival.at_s + timeout_s,
+            tenant=arrival.tenant,
+            workload=arrival.workload,
+            prompt_tokens=arrival.prompt_tokens,
+            max_tokens=arrival.max_tokens,
+        )
+        outlook = self._overload.outlook(MODEL, params, now)
+        if outlook.problem is not None and not always:
+            return None
         tokens = arrival.prompt_tokens + arrival.max_tokens
         self._overload.sent(MODEL, MODEL, arrival.priority_class, tokens, now, arrival.tenant)
-        return expected.total_s if expected.is_total else None
+        return outlook
 
     def ended(self, arrival: Arrival) -> None:
         """Learn from an answer."""
         kind = AnswerKind(MODEL, arrival.tenant, arrival.workload)
         is_cut = arrival.answer_tokens >= arrival.max_tokens
         self._overload.lengths.observe(kind, arrival.answer_tokens, is_cut=is_cut)
-
-
-def _scheduling(arrival: Arrival) -> SchedulingParams:
-    timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
-    return SchedulingParams(
-        arrival.priority_class,
-        arrival.at_s + timeout_s,
-        tenant=arrival.tenant,
-        workload=arrival.workload,
-        prompt_tokens=arrival.prompt_tokens,
-        max_tokens=arrival.max_tokens,
-    )

@@ -136,10 +136,12 @@ class _Simulation:
         outcome, now = self._outcomes[number], self._events.now
         arrival, admission = outcome.arrival, self._admission
         if admission is not None:
-            if number not in self._setup.never_refused and not admission.admits(arrival, now):
+            is_forced = number in self._setup.never_refused
+            outlook = admission.admit(arrival, now, always=is_forced)
+            if outlook is None:
                 self._end(outcome, Ending.REFUSED, now)
                 return
-            outcome.expected_s = admission.sent(arrival, now)
+            outcome.expected_s = outlook.total_s if outlook.is_total else None
         publish = partial(self._publish, number)
         self._handle(lambda: self._events.after(self._setup.links.in_s, publish))
         if arrival.timeout_s is not None:

@@ -64,16 +64,12 @@ class Throughput:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
-    def sample(self, now: float, items: int, tokens: int) -> None:
-        """Record the totals at a time."""
-        self._samples.append((now, items, tokens))
-        while len(self._samples) > 2 and now - self._samples[0][0] > WINDOW_S:
-            self._samples.popleft()
-
-    def rates(self) -> tuple[float, float]:
-        """Return items and tokens per second; 0 before two samples."""
-        if len(self._samples) < 2:
-            return 0.0, 0.0
-        (began, items, tokens), (now, items_now, tokens_now) = self._samples[0], self._samples[-1]
+    def sample(self, now: float, items: int, tokens: int) -> tuple[float, float]:
+        """Record the totals at a time; return items and tokens per second, 0 before two samples."""
+        samples = self._samples
+        samples.append((now, items, tokens))
+        while len(samples) > 2 and now - samples[0][0] > WINDOW_S:
+            samples.popleft()
+        began, first_items, first_tokens = samples[0]
         seconds = max(1e-3, now - began)
-        return (items_now - items) / seconds, (tokens_now - tokens) / seconds
+        return (items - first_items) / seconds, (tokens - first_tokens) / seconds

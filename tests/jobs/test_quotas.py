@@ -1,6 +1,7 @@
 """What each tenant has in the store of jobs, by the records as they change."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import pytest
 
@@ -13,6 +14,7 @@ from sluice.wire.clock import timestamp
 from tests.support.settings import tuned
 
 MIB = 1024**2
+BYTES: tuple[Literal["inputs", "results"], ...] = ("inputs", "results")
 SETTINGS = tuned(
     JobsSettings,
     tenant_jobs_max=2,
@@ -44,25 +46,24 @@ def put(quotas: Quotas, what: str, name: str, tenant: str | None) -> None:
 
 
 @pytest.mark.parametrize(("what", "limit"), [("jobs", 2), ("uploads", 4)])
-def test_a_tenant_has_so_many(what: str, limit: int) -> None:
+def test_a_tenant_has_so_many(what: Literal["jobs", "uploads"], limit: int) -> None:
     quotas = Quotas(SETTINGS)
-    check = quotas.check_job if what == "jobs" else quotas.check_upload
     for number in range(limit):
-        check("acme")
+        quotas.check_count("acme", what)
         put(quotas, what, f"{number}", "acme")
         put(quotas, what, f"{number}", "acme")  # the second record of one is the same one
     with pytest.raises(LimitReached, match=f"has {limit} {what}; delete unused ones") as refused:
-        check("acme")
+        quotas.check_count("acme", what)
     assert refused.value.retry_after_s == 30.0
     assert refused.value.metadata == {
         "subject": "tenant acme",
         "limit": "jobs.tenant_jobs_max",
         "value": f"{limit}",
     }
-    check("other")
+    quotas.check_count("other", what)
     put(quotas, what, "0", None)
     put(quotas, what, "unknown", None)
-    check("acme")
+    quotas.check_count("acme", what)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +83,14 @@ def test_bytes_up_to_a_share(inputs: int, results: int, tenant: str, full: str) 
     quotas.job("a", job(results=5))
     quotas.stored("a", results - 5)
     quotas.stored("unknown", 99 * MIB)
-    for what, check in (("inputs", quotas.check_inputs), ("results", quotas.check_results)):
+    for what in BYTES:
         match = f"the {what} of the tenant have .*raise jobs.{what}_max_bytes"
         with allowed(StorageFull if what == full else None, match):
-            check(tenant)
+            quotas.check_bytes(tenant, what)
     quotas.upload("u", None)
     quotas.job("a", job(results=7))
-    quotas.check_inputs("acme")
-    quotas.check_results("acme")
+    for what in BYTES:
+        quotas.check_bytes("acme", what)
 
 
 def test_what_is_known_of_a_job() -> None:
