@@ -34,8 +34,12 @@ class Stretch:
     """Steps that only differ by growing contexts."""
 
     steps: int
-    seconds: Callable[[int], float]
-    """Duration of the first n of them."""
+    first_s: float
+    growth_s: float = 0.0
+
+    def seconds(self, steps: int) -> float:
+        """Return the duration of the first `steps`; each attends to one more token per sequence."""
+        return steps * self.first_s + self.growth_s * steps * (steps - 1) / 2
 
     def steps_within(self, elapsed_s: float) -> int:
         """Return the step that runs `elapsed_s` after the start, counted from 1."""
@@ -131,10 +135,8 @@ class ContinuousEngine:
         attended = sum(count * (sequence.computed + count / 2) for sequence, count in prompts)
         context = sum(len(sequence.tokens) for sequence in decoding)
         first_s = self._cost(tokens, len(decoding), context, attended)
-        growth = self._cost.context_token_s * len(decoding)
         steps = 1 if prompts else self._equal_steps(decoding)
-        # Each further step attends to one more token per sequence: an arithmetic series.
-        return Stretch(steps, lambda n: n * first_s + growth * n * (n - 1) / 2)
+        return Stretch(steps, first_s, self._cost.context_token_s * len(decoding))
 
     def advance(self, steps: int) -> StepProgress:
         """Do the first `steps` of the last `stretch`."""
@@ -224,11 +226,10 @@ class SimulatedGenerateEngine:
         sequences, length = len(self._batch), self._columns
         if not self._done:  # the prompts, padded to the longest
             tokens = sequences * length
-            return Stretch(1, lambda n: n * self._cost(tokens, 0, 0, tokens * length / 2))
+            return Stretch(1, self._cost(tokens, 0, 0, tokens * length / 2))
         first_s = self._cost(0, sequences, sequences * (length + self._done))
-        growth = self._cost.context_token_s * sequences
         steps = min(sequence.sampling.max_tokens for sequence in self._live.values()) - self._done
-        return Stretch(steps, lambda n: n * first_s + growth * n * (n - 1) / 2)
+        return Stretch(steps, first_s, self._cost.context_token_s * sequences)
 
     def advance(self, steps: int) -> StepProgress:
         """Do what `ContinuousEngine.advance` does."""

@@ -45,11 +45,11 @@ class SimulatedWorker:
         self._end = Alarm(self.events, self._finish)
         self._leaving: list[str] = []
         self._arrived: list[Sequence[SequenceSpec]] = []
-        self._sent: dict[str, tuple[int, int]] = {}
-        """Requests that the batcher counts as here: KV cache tokens reserved for each, and its batch."""
-        self._in_flight: dict[str, SequenceSpec] = {}
+        self._sent: dict[str, str] = {}
+        """Batches of the requests that the batcher counts as here."""
+        self._in_flight: dict[str, tuple[SequenceSpec, int]] = {}
+        """Requests on their way here, with the KV cache tokens reserved for each."""
         self._unanswered = 0
-        self._sent_batches = 0
         self._unsent: list[StepProgress] = []
         self._sends = False
         """Whether a report is on its way over the shared cores."""
@@ -58,11 +58,10 @@ class SimulatedWorker:
         """Return what the batcher knows: the worker's last report, and what it sent since."""
         load = self.engine.load()
         in_flight = self._in_flight.values()
-        sent = (self._sent.get(sequence.request_id, (0, 0)) for sequence in in_flight)
-        reserved = sum(tokens for tokens, _ in sent)
+        reserved = sum(tokens for spec, tokens in in_flight if spec.request_id in self._sent)
         # Requests that have left are in no report, but the batcher does not know that yet.
         late = max(0, len(self._sent) - load.running - load.waiting - len(in_flight))
-        prefill = sum(len(sequence.prompt) for sequence in in_flight)
+        prefill = sum(len(sequence.prompt) for sequence, _ in in_flight)
 
         def left(granted: ClassCapacity, waiting_tokens: int) -> UsableCapacity:
             slots = max(0, granted.tasks - len(in_flight) - late)
@@ -75,17 +74,16 @@ class SimulatedWorker:
             *left(last, load.waiting_tokens),
             running=load.running + load.waiting,
             batches_in_flight=self._unanswered,
-            batches_running=len({batch for _, batch in self._sent.values()}),
+            batches_running=len(set(self._sent.values())),
             urgent=list(map(left, urgent, waiting)),
         )
 
     def send(self, sequences: Sequence[SequenceSpec], cache_tokens: Sequence[int]) -> None:
         """Send a batch to the worker."""
         self._unanswered += 1
-        self._sent_batches += 1
         for sequence, tokens in zip(sequences, cache_tokens, strict=True):
-            self._in_flight[sequence.request_id] = sequence
-            self._sent[sequence.request_id] = tokens, self._sent_batches
+            self._in_flight[sequence.request_id] = sequence, tokens
+            self._sent[sequence.request_id] = sequence.batch
         self.events.after(self.send_s, partial(self._receive, sequences))
 
     def drop(self, request_id: str) -> None:
