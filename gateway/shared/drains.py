@@ -9,9 +9,7 @@ import logging
 from contextlib import suppress
 from typing import Final
 
-from nats.aio.client import Client
-from nats.errors import Error as NatsError
-
+from gateway.shared.peers import Peers
 from sluice.errors import RETRY_AFTER_S, SluiceError, TransportUnavailable
 from sluice.internal.v1.control_pb2 import (
     BatcherReport,
@@ -22,7 +20,6 @@ from sluice.internal.v1.control_pb2 import (
 )
 from sluice.wire import subjects
 from sluice.wire.bucket import Bucket
-from sluice.wire.codec import pack
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +32,11 @@ _TRIES: Final = 8
 class Drains:
     """Reads, changes and announces the record of drained workers."""
 
-    def __init__(self, gateway_id: str, bucket: Bucket) -> None:
-        self._gateway = gateway_id
+    def __init__(self, peers: Peers, bucket: Bucket) -> None:
+        self._peers = peers
         self._bucket = bucket
-        self._client: Client | None = None
         self._record, self._revision = DrainRecord(), 0
         self._changed = asyncio.Event()
-
-    def use(self, client: Client) -> None:
-        """Set the connection over which changes are announced."""
-        self._client = client
 
     async def run(self) -> None:
         """Keep the record up to date until it is cancelled; without JetStream the last one stays in use."""
@@ -101,10 +93,6 @@ class Drains:
         return self._record
 
     async def _announce(self, subject: str) -> None:
-        assert self._client is not None, "started"
         change = DrainsChanged(record=self._record, revision=self._revision)
-        message = ControlMessage(gateway=self._gateway, drains_changed=change)
-        try:
-            await self._client.publish(subject, pack(message))
-        except NatsError as error:
-            logger.debug("announcing drained workers failed: %s", error)
+        gateway = self._peers.gateway_id
+        await self._peers.publish(subject, ControlMessage(gateway=gateway, drains_changed=change))

@@ -135,11 +135,11 @@ class Peers:
         for part in self._parts:
             part.add_to(heartbeat)
         try:
-            await self._publish(subjects.GATEWAYS, heartbeat)
+            await self.publish(subjects.GATEWAYS, heartbeat)
         except OversizedMessage:  # thousands of tenants
             for field in _OMITTED_FIRST:
                 heartbeat.ClearField(field)
-            await self._publish(subjects.GATEWAYS, heartbeat)
+            await self.publish(subjects.GATEWAYS, heartbeat)
 
     async def query(
         self,
@@ -187,7 +187,8 @@ class Peers:
         if self.client is not None:
             await self.send_heartbeat(leaving=True)
 
-    async def _publish(self, subject: str, message: Message) -> None:
+    async def publish(self, subject: str, message: Message) -> None:
+        """Publish a message; without NATS it is dropped."""
         assert self.client is not None, "started"
         try:
             await self.client.publish(subject, pack(message))
@@ -229,7 +230,7 @@ class Peers:
         heartbeat = GatewayHeartbeat(
             gateway=self.gateway_id, instance=self.instance, peers=self.alive
         )
-        await self._publish(reply_to, heartbeat)
+        await self.publish(reply_to, heartbeat)
 
     async def _handle(self, query: GatewayQuery) -> GatewayReply:
         kind = query.WhichOneof("query") or ""
@@ -248,7 +249,7 @@ class Peers:
         except Exception:  # the task would end silently, and the sender would wait
             logger.exception("query of another gateway failed")
             reply = GatewayReply(problem="internal error; see the log of the gateway")
-        await self._publish(reply_to, reply)
+        await self.publish(reply_to, reply)
 
 
 def _unpacked(kind: type[M], message: Msg) -> M | None:

@@ -71,7 +71,7 @@ class SharedState:
         self.keys = SharedKeys(registry, self.idempotency_keys, peers, keep_s)
         answers = jetstream.answers_bucket(cache.max_mib * 1024 * 1024, cache.max_age_s)
         self.answers = SharedAnswerCache(cache, self._bucket(answers, opened=cache.enabled), peers)
-        self.drains = Drains(gateway_id, self._bucket(jetstream.DRAINS))
+        self.drains = Drains(peers, self._bucket(jetstream.DRAINS))
         minutes = StoredCosts(tenants.spending, self._bucket(jetstream.SPENDING), peers.instance)
         days = StoredCosts(tenants.days, self._bucket(jetstream.DAYS), peers.instance)
         self.usage = SharedUsage(in_force, tenants, limiter, minutes, days)
@@ -83,7 +83,6 @@ class SharedState:
             nats.errors.Error: JetStream does not respond.
             TransportUnavailable: JetStream does not respond.
         """
-        self.drains.use(client)
         for bucket in self._buckets:
             await bucket.start(client)
         await self.usage.read()
