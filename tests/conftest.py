@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A nats-server for each process of tests, on a core or less: its threads and its garbage collector need not hurry.
+os.environ.setdefault("GOMAXPROCS", "1")
+os.environ.setdefault("GOGC", "400")
 
 # The default mesh of the suite is that of the specialists, also where the general model was downloaded: tests of that
 # one use tests/support/chat_model.py.
