@@ -43,12 +43,11 @@ async def test_help_names_each_command_once(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("words", [("--help",), ("keys", "--help")])
-def test_help_is_the_same_on_a_terminal(words: tuple[str, ...]) -> None:
+async def test_help_is_the_same_on_a_terminal(cli: Cli, words: tuple[str, ...]) -> None:
     code, shown = on_terminal(*words)
     assert code == 0
     assert "\x1b" not in shown
-    piped = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=True)
-    assert shown.split() == piped.stdout.split()
+    assert shown.split() == (await cli(*words)).out.split()
 
 
 async def test_help_as_a_word(cli: Cli) -> None:
