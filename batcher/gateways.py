@@ -15,6 +15,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from sluice.background import wait_for_event
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, read_control
@@ -183,11 +184,7 @@ class Reporter:
             report = await self._send()
             classes = [entry for model in report.models for entry in model.classes]
             is_busy = any(entry.queued or entry.expected_wait_ms for entry in classes)
-            try:
-                async with asyncio.timeout(BUSY_INTERVAL_S if is_busy else INTERVAL_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+            await wait_for_event(self._changed, BUSY_INTERVAL_S if is_busy else INTERVAL_S)
 
     async def leave(self) -> None:
         """Send the last report."""

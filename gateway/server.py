@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -46,6 +46,7 @@ from gateway.upstream.guards import find_entities
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.runs import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
+from sluice.background import wait_for_event
 from sluice.errors import RETRY_AFTER_S, SetupError, ShuttingDown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
 from sluice.settings import Settings
@@ -335,9 +336,7 @@ class Gateway:
         if self.http is not None:
             self.http.drain()
         logger.info("gateway %s is draining: %d calls run", gateway_id, self.limiter.active)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.gateway.drain_s):
-                await self.limiter.idle.wait()
+        await wait_for_event(self.limiter.idle, self._settings.gateway.drain_s)
         self.registry.fail_all(
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )

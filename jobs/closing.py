@@ -26,7 +26,7 @@ from jobs.sources import result_of
 from jobs.stage_log import StageLog
 from jobs.stages import open_stage
 from jobs.store import Fenced
-from sluice.background import BackgroundTasks
+from sluice.background import BackgroundTasks, wait_for_event
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
@@ -76,9 +76,7 @@ class FollowUps:
     async def _close(self, job: str) -> None:
         store = self._process.store
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE_S):
-                    await self._owner_left[job].wait()
+            await wait_for_event(self._owner_left[job], LEAVE_S)
             with suppress(_ClaimedElsewhere, JobUnknown):
                 await close_job(self._process, await store.change(job, _claim))
             return

@@ -23,6 +23,7 @@ from jobs.process import JobProcess, JobStopped, model_removed
 from jobs.results import merge_attempts
 from jobs.sources import Block, result_of
 from jobs.stage_log import BAD_LINES, StageLog
+from sluice.background import wait_for_event
 from sluice.defaults import AUTO
 from sluice.errors import JobUnknown, SluiceError, Unauthenticated, UnknownModel
 from sluice.internal.v1.items_pb2 import RunResponse
@@ -60,9 +61,7 @@ class _ChangeSignal:
 
     async def wait(self, bound_s: float | None = None) -> None:
         """Wait for the next change, at most `bound_s` seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(bound_s):
-                await self._changed.wait()
+        await wait_for_event(self._changed, bound_s)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds; it is checked after each change."""

@@ -2,7 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
+
+
+async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
+    """Return when `event` is set, or after `timeout_s` seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 class BackgroundTasks:

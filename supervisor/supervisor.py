@@ -6,9 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from sluice.background import wait_for_event
 from sluice.core_dumps import forbid_core_dumps
 from sluice.errors import SetupError
 from supervisor.child import Child, ChildSpec, describe_exit, keep_log_small, log_tail
@@ -105,8 +105,7 @@ class SupervisedProcess:
                 wait_s = backoff.after(time.monotonic() - began)
                 logger.warning("%s ended (%s); next start in %.1f s", self.spec.name, why, wait_s)
                 self._on_change()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stop_asked.wait(), wait_s)
+                await wait_for_event(self._stop_asked, wait_s)
             if self._stop_asked.is_set():
                 self._on_change()
                 return

@@ -6,10 +6,10 @@ with a later one sends it.
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import Final
 
 from gateway.shared.peers import Peers
+from sluice.background import wait_for_event
 from sluice.errors import RETRY_AFTER_S, SluiceError, TransportUnavailable
 from sluice.internal.v1.control_pb2 import (
     BatcherReport,
@@ -46,9 +46,7 @@ class Drains:
                 await self._read()
             except SluiceError as error:
                 logger.debug("reading the record of drained workers failed: %s", error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(READ_S):
-                    await self._changed.wait()
+            await wait_for_event(self._changed, READ_S)
 
     async def on_report(self, report: BatcherReport) -> None:
         """Send the record to a batcher with an older one; read it again if a batcher has a newer one."""

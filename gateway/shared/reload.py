@@ -35,6 +35,7 @@ from gateway.shared.peers import HEARTBEAT_S
 from gateway.shared.state import SharedState
 from gateway.streaming.load_table import ModelLoadTable
 from gateway.telemetry.drift import DriftMonitor
+from sluice.background import wait_for_event
 from sluice.errors import SetupError, SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayHeartbeat, PolicyRecord
 from sluice.settings import Settings, SettingsError, parse
@@ -250,7 +251,9 @@ class GatewayReload:
             async with asyncio.timeout(timeout_s):
                 while not all(map(condition, self.shared.peers.heartbeats.values())):
                     self._heartbeat_came.clear()
-                    await _wait(self._heartbeat_came, HEARTBEAT_S)  # a silent gateway expires
+                    await wait_for_event(
+                        self._heartbeat_came, HEARTBEAT_S
+                    )  # a silent gateway expires
 
     def _use(self, loaded: _Loaded, revision: int) -> None:
         """Replace all policies at once; `revision` is that of their record."""
@@ -298,7 +301,7 @@ class GatewayReload:
     async def run(self) -> None:
         """Load what other gateways propose and use what they put in force, until it is cancelled."""
         while True:
-            await _wait(self._newer, self.times.retry_s if self.in_force.problem else None)
+            await wait_for_event(self._newer, self.times.retry_s if self.in_force.problem else None)
             self._newer.clear()
             async with self.lock:
                 try:
@@ -367,13 +370,6 @@ class GatewayReload:
             what = type(error).__name__
             raise SettingsError(f"the stored policies cannot be read: {what}") from error
         return parse(own | changed | {"identity": identity}, "policies")
-
-
-async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:
-    """Return when `event` is set, or after `timeout_s`."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
 
 
 def _check(before: Settings, after: Settings) -> None:

@@ -9,10 +9,10 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 from model_workers.remote.faults import ServerFault
+from sluice.background import wait_for_event
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,6 @@ class ServerHealth:
         """Check until cancelled."""
         while True:
             wait_s = AWAY_S if self.problem else IDLE_S
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._doubted.wait(), wait_s)
+            await wait_for_event(self._doubted, wait_s)
             self._doubted.clear()
             await self.look()

@@ -8,11 +8,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 from nats.errors import Error as NatsError
 
+from sluice.background import wait_for_event
 from sluice.errors import TransportUnavailable
 from sluice.wire.jetstream import explained
 
@@ -50,9 +50,7 @@ class StreamKeeper:
     async def run(self) -> None:
         """Look at the streams until it is cancelled."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S if self.problem else CHECK_S):
-                    await self._due.wait()
+            await wait_for_event(self._due, RETRY_S if self.problem else CHECK_S)
             self._due.clear()
             await self.check()
 
