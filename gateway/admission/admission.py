@@ -34,7 +34,7 @@ from gateway.models.catalog import ServedModel
 from gateway.routing.budget import price_of
 from gateway.routing.features import Features
 from gateway.routing.router import Plan, RoutingState
-from gateway.safety.dry_run import move_labels
+from gateway.safety.findings import move_labels
 from gateway.safety.guards.checks import Check, Decided
 from gateway.safety.inspector import TOO_LONG, EntityResults, RequestInspection
 from gateway.validation.conversation import USER, Conversation
@@ -217,7 +217,7 @@ class Admission:
             tried = await self._inspecting.work_on(inspection.texts, context.tenant, rehearse)
             if moves := inspector.count(inspection, tried):
                 span.set_attribute(names.DRY_RUN, move_labels(moves))
-        if inspection.verdict.blocked == (TOO_LONG,):
+        if inspection.blocked == (TOO_LONG,):
             await self._refuse_too_long(context)
         context.conversation = passed(context.conversation, inspection)
 
@@ -313,12 +313,12 @@ class Admission:
     async def _features(self, context: RequestContext) -> Features:
         """Return what the router looks at."""
         request, policies = context.request, context.policies
-        conversation, verdict = context.conversation, context.inspection.verdict
+        conversation, inspection = context.conversation, context.inspection
         # A resumed answer continues on the model that its tokens came from.
         resumed = request.resume_model if request.resume else ""
         model = resumed or request.model
         tokens: Sequence[int] = ()
-        is_routed = model is None and verdict.governed is None
+        is_routed = model is None and inspection.governed is None
         if is_routed and policies.router.needs_prompt_tokens and conversation.turns:
             default = policies.catalog[policies.catalog.default]
             tokens = await prompts.encode(
@@ -334,8 +334,8 @@ class Admission:
             answer_tokens=request.sampling.max_tokens,
             labels=request.labels,
             tenant=request.tenant,
-            findings=frozenset([rule for rule, _ in verdict.taken]),
-            governed=verdict.governed,
+            findings=frozenset([rule for rule, _ in inspection.counts]),
+            governed=inspection.governed,
             resumed=bool(resumed),
             key=request.route_key or context.request_id,
         )
@@ -380,7 +380,7 @@ def passed(conversation: Conversation, inspection: RequestInspection) -> Convers
         SafetyBlocked: The policy blocks it.
         InvalidRequest: Nothing is left of a turn.
     """
-    rules, version = inspection.verdict.blocked, inspection.policy.version
+    rules, version = inspection.blocked, inspection.policy.version
     if rules:
         raise blocked(rules, version)
     before, texts = conversation.texts, inspection.edited

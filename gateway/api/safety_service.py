@@ -10,7 +10,7 @@ from gateway.admission.admission import Admission
 from gateway.admission.request_context import RequestContext
 from gateway.api.count import CHECK, guards_timeout_s
 from gateway.api.methods import GrpcCall
-from gateway.safety.actions import Action, TakenAction
+from gateway.safety.findings import Action, TakenAction
 from gateway.safety.inspector import RequestInspection
 from gateway.shared.peers import Peers
 from gateway.telemetry.request_log import untraced
@@ -87,14 +87,14 @@ class SafetyService:
 
 def _checked(safety: RequestInspection) -> pb.CheckTextResponse:
     """Return the answer about the only text of an inspection."""
-    blocked = bool(safety.verdict.blocked)
+    blocked = bool(safety.blocked)
     return pb.CheckTextResponse(
         normalized_text=safety.normalized[0],
         text="" if blocked else safety.edited[0],
         findings=[*map(_finding, safety.taken[0]), *map(_failure, safety.entities.failed)],
         policy=safety.policy.version,
         blocked=blocked,
-        model=safety.verdict.governed[0] if safety.verdict.governed else "",
+        model=safety.governed[0] if safety.governed else "",
     )
 
 

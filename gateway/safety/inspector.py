@@ -6,20 +6,31 @@ invisible characters of the original spell. Every finding has offsets in the ori
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
 from typing import Final
 
-from gateway.safety.actions import Action, Placeholders, TakenAction, apply
-from gateway.safety.dry_run import DryRun, Move, moves_of
-from gateway.safety.findings import BY_PLACE, Finding, Severity
+from gateway.safety.findings import (
+    BY_PLACE,
+    Action,
+    DryRun,
+    Finding,
+    Move,
+    Placeholders,
+    Severity,
+    TakenAction,
+    apply,
+    moves_of,
+)
 from gateway.safety.guards.checks import Decided
 from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.policy import HIDDEN, SafetyPolicies, SafetyPolicy
-from gateway.safety.text.edited_text import Normalized
+from gateway.safety.text.edited_text import EditedText
 from gateway.safety.text.invisible import smuggled
-from gateway.safety.text.normalize import normalize
+from gateway.safety.text.normalize import is_plain, normalize
 from gateway.safety.text.skeleton import Skeleton
 
 TOO_LONG: Final = "limit.length"
@@ -42,39 +53,6 @@ class EntityResults:
 
 
 NO_ENTITIES: Final = EntityResults()
-
-
-@dataclass(frozen=True)
-class PromptVerdict:
-    """The decision about a request, all its texts together.
-
-    Attributes:
-        blocked: names of the rules that block, each once.
-        route: the most severe finding that routes, with its model.
-        taken: count of findings by rule and action.
-        governed: model that must answer by the policy, and the rule that asked for it, if there is one.
-    """
-
-    blocked: tuple[str, ...]
-    route: TakenAction | None
-    taken: Mapping[tuple[str, Action], int]
-    governed: tuple[str, str] | None = None
-
-
-_NO_FINDINGS: Final = PromptVerdict((), None, {})
-
-
-def verdict_on(
-    texts: Sequence[Sequence[TakenAction]], failed: Sequence[tuple[str, Action]] = ()
-) -> PromptVerdict:
-    """Decide about the findings in each text of one request; `failed` as in `EntityResults`."""
-    findings = [taken for text in texts for taken in text]
-    actions = [*((taken.rule, taken.action) for taken in findings), *failed]
-    blocked = dict.fromkeys(rule for rule, action in actions if action is Action.BLOCK)
-    routes = [taken for taken in findings if taken.action is Action.ROUTE]
-    route = max(routes, key=lambda taken: taken.severity, default=None)
-    governed = (route.model, route.rule) if route is not None and route.model is not None else None
-    return PromptVerdict(tuple(blocked), route, Counter(actions), governed)
 
 
 class Inspector:
@@ -126,10 +104,12 @@ class Inspector:
         total: Counter[Move] = Counter()
         if rehearsal is None or self.dry_run is None:
             return total
-        active, trial = inspection.results, rehearsal.results
-        for (text, taken), (trial_text, trial_taken) in zip(active, trial, strict=True):
-            moves = moves_of(taken, trial_taken)
-            self.dry_run.add(moves, _outcome(text, taken) != _outcome(trial_text, trial_taken))
+        active, trial = (
+            zip(each.edited, each.taken, strict=True) for each in (inspection, rehearsal)
+        )
+        for now, then in zip(active, trial, strict=True):
+            moves = moves_of(now[1], then[1])
+            self.dry_run.add(moves, _outcome(*now) != _outcome(*then))
             total += moves
         return total
 
@@ -158,25 +138,31 @@ class Inspector:
 
 
 class RequestInspection:
-    """The texts of one request. They share placeholders: the same value reads the same in every turn.
+    """The texts of one request, and what the policy decides about all of them together.
 
-    May be made and decided in other threads.
+    The texts share placeholders: the same value reads the same in every turn. May be made and
+    decided in other threads.
 
     Attributes:
         policy: the policy that decides.
         texts: the texts as they came.
         normalized: texts for token classifiers; empty where a text is over the length limit.
-        placeholders: placeholders of the values redacted so far.
         checks: decisions about token classifiers, for the record.
         entities: entities that `decide` got.
         edited: the texts for the model.
         taken: findings in each text with their actions, by place.
-        verdict: verdict of `decide`.
+        blocked: names of the rules that block, each once.
+        route: the most severe finding that routes.
+        governed: model that must answer by the policy, and the rule that asked for it, if there is one.
+        counts: count of findings by rule and action.
     """
 
-    edited: Sequence[str]
+    edited: list[str]
     taken: Sequence[Sequence[TakenAction]]
-    verdict: PromptVerdict
+    blocked: tuple[str, ...] = ()
+    route: TakenAction | None = None
+    governed: tuple[str, str] | None = None
+    counts: Mapping[tuple[str, Action], int] = MappingProxyType({})
 
     def __init__(self, policy: SafetyPolicy, texts: Sequence[str]) -> None:
         """Normalize the texts of a request."""
@@ -184,18 +170,25 @@ class RequestInspection:
         self.texts = tuple(texts)
         self.checks: Sequence[Decided] = ()
         self.entities = NO_ENTITIES
-        self._changes = list(map(self._normalized, self.texts))
-        self.normalized = [change.text for change in self._changes]
-        self.placeholders = Placeholders(self.normalized)
+        self.normalized = list(texts)
+        self._changed: dict[int, EditedText] = {}
+        """What normalization has changed or noticed, by the index of the text."""
+        for index, text in enumerate(texts):
+            if len(text) <= policy.settings.max_chars and is_plain(text):
+                continue
+            change = self._normalize(text)
+            if change.findings or change.text != text:
+                self._changed[index], self.normalized[index] = change, change.text
 
-    @property
-    def results(self) -> Iterator[tuple[str, Sequence[TakenAction]]]:
-        """Each text for the model, with its findings."""
-        return zip(self.edited, self.taken, strict=True)
+    @cached_property
+    def placeholders(self) -> Placeholders:
+        """Placeholders of the values redacted so far."""
+        return Placeholders(self.normalized)
 
     def decide(self, entities: EntityResults = NO_ENTITIES) -> None:
         """Inspect all texts; `entities` are what token classifiers found in them."""
-        rules, edited, taken = self.policy.rules, [], []
+        rules, taken = self.policy.rules, list[Sequence[TakenAction]]()
+        self.entities, self.edited, self.taken = entities, self.normalized.copy(), taken
         for index, text in enumerate(self.normalized):
             findings: set[Finding] = set()
             if self.policy.settings.enabled:
@@ -205,19 +198,22 @@ class RequestInspection:
                     findings.update(self._look_alikes(text))
             if entities.by_text:
                 findings.update(rules.lists.without_allowed(text, entities.by_text[index]))
-            shown, actions = self._decided(index, findings)
-            edited.append(shown)
-            taken.append(actions)
-        self.entities, self.edited, self.taken = entities, edited, taken
-        is_clean = not entities.failed and not any(taken)
-        self.verdict = _NO_FINDINGS if is_clean else verdict_on(taken, entities.failed)
+            is_clean = not findings and index not in self._changed
+            taken.append(() if is_clean else self._decided(index, findings))
+        if any(taken) or entities.failed:
+            self._sum_up([finding for actions in taken for finding in actions])
 
-    def _normalized(self, text: str) -> Normalized:
-        """Normalize `text`; one over the limit is not inspected and so costs nothing."""
-        longest = self.policy.settings.max_chars
-        if len(text) <= longest:
-            return normalize(text)
-        return Normalized("", (Finding(TOO_LONG, longest, len(text), Severity.CRITICAL),))
+    def _sum_up(self, taken: Sequence[TakenAction]) -> None:
+        """Decide about all texts together."""
+        self.counts = Counter(
+            [*((found.rule, found.action) for found in taken), *self.entities.failed]
+        )
+        self.blocked = tuple(
+            dict.fromkeys(rule for rule, action in self.counts if action is Action.BLOCK)
+        )
+        self.route = route = route_of(taken)
+        if route is not None and route.model is not None:
+            self.governed = route.model, route.rule
 
     def _look_alikes(self, text: str) -> Iterator[Finding]:
         """Yield the injections in `text` that only its look shows."""
@@ -225,23 +221,31 @@ class RequestInspection:
         for finding in self.policy.rules.scan(look.text) if look.text != text else ():
             if finding.rule.startswith("injection."):
                 start, end = look.original_span(finding.start, finding.end)
-                yield Finding(finding.rule, start, end, finding.severity)
+                yield replace(finding, start=start, end=end)
 
-    def _decided(self, index: int, findings: set[Finding]) -> tuple[str, tuple[TakenAction, ...]]:
-        """Return a text for the model, and its findings with their actions."""
-        original, normalized = self.texts[index], self._changes[index]
-        # Normalization looked at the text and noticed nothing.
-        if not findings and not normalized.findings:
-            return normalized.text, ()
-        decision = apply(self.policy.actions, normalized.text, findings, self.placeholders)
+    def _normalize(self, text: str) -> EditedText:
+        """Normalize `text`; one over the limit is not inspected and so costs nothing."""
+        longest = self.policy.settings.max_chars
+        if len(text) <= longest:
+            return normalize(text)
+        change = EditedText(text)
+        change.flag(TOO_LONG, longest, len(text), Severity.CRITICAL)
+        change.remove([(0, len(text))])
+        return change
+
+    def _decided(self, index: int, findings: set[Finding]) -> Sequence[TakenAction]:
+        """Set a text for the model, and return its findings with their actions."""
+        original = self.texts[index]
+        change = self._changed.get(index) or EditedText(original)
+        decision = apply(self.policy.actions, change.text, findings, self.placeholders)
+        self.edited[index] = decision.text
         actions = []
         for taken in decision.taken:
-            start, end = normalized.original_span(taken.start, taken.end)
+            start, end = change.original_span(taken.start, taken.end)
             actions.append(replace(taken, start=start, end=end))
         # What normalization removed is searched as well: invisible characters can spell a text.
-        actions += map(self._noticed, (*normalized.findings, *self._hidden(original)))
-        actions.sort(key=BY_PLACE)
-        return decision.text, tuple(actions)
+        actions += map(self._noticed, (*change.findings, *self._hidden(original)))
+        return tuple(sorted(actions, key=BY_PLACE))
 
     def _hidden(self, original: str) -> Iterator[Finding]:
         if len(original) <= self.policy.settings.max_chars and self.policy.settings.enabled:
@@ -254,15 +258,20 @@ class RequestInspection:
         It may still block or route the request.
         """
         taken = self.policy.actions.action_on(finding)
-        action = taken.action
-        if action not in (Action.ROUTE, Action.BLOCK):
-            noticed = Action.ALLOW if action is Action.ALLOW else Action.FLAG
-            action = noticed if finding.rule in _NOTICED else Action.REMOVE
-        return replace(taken, action=action)
+        if taken.action in (Action.ROUTE, Action.BLOCK):
+            return taken
+        noticed = Action.ALLOW if taken.action is Action.ALLOW else Action.FLAG
+        return replace(taken, action=noticed if finding.rule in _NOTICED else Action.REMOVE)
 
 
-def _outcome(
-    text: str, taken: Sequence[TakenAction]
-) -> tuple[str, tuple[str, ...], tuple[str, str] | None]:
-    verdict = verdict_on([taken])
-    return text, verdict.blocked, verdict.governed
+def route_of(taken: Iterable[TakenAction]) -> TakenAction | None:
+    """Return the most severe finding that routes, with the model that must answer."""
+    routes = (found for found in taken if found.action is Action.ROUTE)
+    return max(routes, key=lambda found: found.severity, default=None)
+
+
+def _outcome(text: str, taken: Sequence[TakenAction]) -> object:
+    """Return what a caller would notice of the decision about `text`."""
+    blocked = [found.rule for found in taken if found.action is Action.BLOCK]
+    route = route_of(taken)
+    return text, list(dict.fromkeys(blocked)), route and (route.model, route.rule)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gateway.safety.actions import Action
+from gateway.safety.findings import Action
 from gateway.safety.guards.entities import entities_of, rule_of
 from gateway.safety.output.automaton import Automaton, watched_rules
 from gateway.safety.patterns import PatternError

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Final
 
-from gateway.safety.actions import Action, ActionTable, Choice
-from gateway.safety.findings import Severity
+from gateway.safety.findings import Action, ActionTable, Choice, Severity
 from gateway.safety.guards.checks import EntityGuard, Guard
 from gateway.safety.guards.entities import EntityTags
 from gateway.safety.guards.families import family_of

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.safety.actions import Action, Choice
+from gateway.safety.findings import Action, Choice
 from gateway.safety.patterns import PatternError, compiled
 from gateway.safety.rules.limits import CHARS_MAX
 from gateway.safety.rules.validators import FOR_ANY_PATTERN

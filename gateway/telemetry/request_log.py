@@ -21,8 +21,7 @@ from opentelemetry.util.types import AttributeValue
 from typing_extensions import override
 
 from gateway.routing.router import Plan
-from gateway.safety.actions import Action
-from gateway.safety.dry_run import move_labels
+from gateway.safety.findings import Action, move_labels
 from gateway.safety.guards.checks import Checks, Decided
 from gateway.safety.inspector import RequestInspection
 from gateway.streaming.answer_stream import AnswerStream
@@ -244,14 +243,14 @@ class RequestLog(AbstractContextManager["RequestLog"]):
 
     def inspected(self, inspection: RequestInspection) -> None:
         """Take what the safety policy has decided about the prompt."""
-        verdict, self.policy = inspection.verdict, inspection.policy.version
-        self.findings, self.checks = verdict.taken, inspection.checks
+        self.policy = inspection.policy.version
+        self.findings, self.checks = inspection.counts, inspection.checks
         self.seen = inspection.edited
-        self.blocked = bool(verdict.blocked)
-        self.governed_model = verdict.governed[0] if verdict.governed else ""
+        self.blocked = bool(inspection.blocked)
+        self.governed_model = inspection.governed[0] if inspection.governed else ""
         if self.recorded:
             self._step_span.set_attributes(
-                {names.SAFETY_POLICY: self.policy, **finding_attributes(verdict.taken)}
+                {names.SAFETY_POLICY: self.policy, **finding_attributes(self.findings)}
             )
 
     def routed(self, plan: Plan) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.records.store import RecordStore
 from gateway.routing.budget import price_of
-from gateway.safety.actions import Action
+from gateway.safety.findings import Action
 from gateway.safety.guards.checks import PASSED, Decided, outcome_of
 from gateway.safety.guards.families import GuardFailure
 from gateway.streaming.model_run import ModelRun

@@ -345,9 +345,9 @@ def _inspected(context: RequestContext, draft: str) -> str:
     inspection = RequestInspection(policy, [draft])
     inspection.decide()
     (text,) = inspection.edited
-    verdict = inspection.verdict
-    if verdict.blocked or verdict.route is not None or inspection.edited != inspection.normalized:
-        rules = sorted({rule for rule, _ in verdict.taken})
+    routed = inspection.route is not None
+    if inspection.blocked or routed or inspection.edited != inspection.normalized:
+        rules = sorted({rule for rule, _ in inspection.counts})
         raise HintDropped(f"the safety policy for prompts does not pass it: {', '.join(rules)}")
     if not text.strip():
         raise HintDropped("it is empty")

@@ -22,8 +22,7 @@ from gateway.admission.text_prompts import UNDRAWN
 from gateway.admission.turns import TextThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
-from gateway.safety.actions import Action
-from gateway.safety.findings import Finding
+from gateway.safety.findings import Action, Finding
 from gateway.safety.guards import families
 from gateway.safety.guards.checks import (
     Check,

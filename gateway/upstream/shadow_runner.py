@@ -14,7 +14,7 @@ from gateway.admission.request_context import RequestContext, fail_with
 from gateway.records.agreement import agreement
 from gateway.routing.learned.features import ends
 from gateway.routing.router import SHADOW, drawn
-from gateway.safety.actions import Action
+from gateway.safety.findings import Action
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import ResultCollector

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.safety.actions import Action
-from gateway.safety.findings import Finding
+from gateway.safety.findings import Action, Finding
 from gateway.safety.guards.entities import EntityTags
 from gateway.safety.guards.families import Family, GuardFailure, Outcome
 from gateway.safety.settings import GuardSettings

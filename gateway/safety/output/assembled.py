@@ -6,7 +6,7 @@ counts here unless it occurs in the answer as it was written, where the policy l
 value of the caller's own was restored.
 """
 
-from gateway.safety.actions import Placeholders, apply
+from gateway.safety.findings import Placeholders, apply
 from gateway.safety.output.redactor import OutputRules, Redactor
 
 

@@ -32,6 +32,7 @@ from gateway.safety.patterns import (
     NOWHERE,
     Links,
     Positions,
+    bits_of,
     positions_of,
     set_of,
     shifted,
@@ -277,11 +278,9 @@ class Automaton:
 
     def _followers(self, alive: int, places: Sequence[int]) -> int:
         followers = 0
-        while alive:
-            lowest = alive & -alive
+        for position in bits_of(alive):
             for place in places:
-                followers |= self._follow[place][lowest.bit_length() - 1]
-            alive ^= lowest
+                followers |= self._follow[place][position]
         return followers
 
     def _step(self, state: AutomatonState, plain: str) -> Edge:
@@ -412,7 +411,7 @@ class StreamWatch(ReadingsWatch[_Place]):
             state, char
         )
         if claim == HIDDEN:
-            self._stretch(at)
+            self._postpone(is_stretched=True)
         elif claim != NO_MATCH:
             start = place.starts[claim] if claim < len(place.starts) else at + 1 - width
             self.claim(start, at + 1, after)
@@ -462,17 +461,13 @@ class StreamWatch(ReadingsWatch[_Place]):
 
     @override
     def _omit(self) -> None:
-        """Decide one character later what is not decided yet."""
+        self._postpone(is_stretched=False)
+
+    def _postpone(self, *, is_stretched: bool) -> None:
+        """Decide one character later what is not decided yet; an invisible character stretches it."""
         for index in range(len(self._claims) - 1, -1, -1):
             start, end, decided = self._claims[index]
             if decided <= self.end:
                 return
-            self._claims[index] = start, end, decided + 1
-
-    def _stretch(self, at: int) -> None:
-        """Lengthen what is still to come by an invisible character at offset `at`."""
-        for index in range(len(self._claims) - 1, -1, -1):
-            start, end, decided = self._claims[index]
-            if decided <= at:
-                return
-            self._claims[index] = start, end + (end > at), decided + 1
+            stretch = is_stretched and end > self.end
+            self._claims[index] = start, end + stretch, decided + 1

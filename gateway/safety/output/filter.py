@@ -18,9 +18,17 @@ from typing import Final
 import re2
 from typing_extensions import override
 
-from gateway.safety.actions import Action, ActionTable, Placeholders, TextDecision
-from gateway.safety.dry_run import DryRun, Move, moves_of
-from gateway.safety.findings import Finding, Severity
+from gateway.safety.findings import (
+    Action,
+    ActionTable,
+    DryRun,
+    Finding,
+    Move,
+    Placeholders,
+    Severity,
+    TextDecision,
+    moves_of,
+)
 from gateway.safety.output import echo
 from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
 from gateway.safety.output.redactor import OutputRules, Redactor, covers

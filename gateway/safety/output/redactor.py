@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.safety.actions import (
+from gateway.safety.findings import (
     Action,
     ActionTable,
     Edit,
+    Finding,
     Placeholders,
     TextDecision,
     apply,
     clusters,
     edited,
 )
-from gateway.safety.findings import Finding
 from gateway.safety.output.automaton import UNBOUNDED, Automaton, StreamWatch
 from gateway.safety.output.echo import EchoWatch
 from gateway.safety.output.view import APART, Scanner, readings, view

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.safety.actions import clusters
-from gateway.safety.findings import Finding
+from gateway.safety.findings import Finding, clusters
 
 CONTEXT_CHARS: Final = 200
 """Length of the text before a window that is read with it, in characters."""

@@ -27,6 +27,7 @@ class Lexicon:
     """A deny list and an allow list, compiled once. Entries that occur inside each other are all found.
 
     Attributes:
+        is_empty: whether no list has an entry.
         deny: entries of the deny list.
         allow: entries of the allow list.
     """
@@ -36,11 +37,8 @@ class Lexicon:
         self.deny, self.allow = tuple(dict.fromkeys(deny)), tuple(dict.fromkeys(allow))
         denied, allowed = list(map(fold_case, self.deny)), list(map(fold_case, self.allow))
         self._denied = len(denied)
-        self._automaton = AhoCorasick([*denied, *allowed]) if denied or allowed else None
-
-    def __bool__(self) -> bool:
-        """Return whether any list has an entry."""
-        return self._automaton is not None
+        self.is_empty = not denied and not allowed
+        self._automaton = AhoCorasick([*denied, *allowed])
 
     def denied(self, text: str) -> list[Finding]:
         """Return the findings of the deny list."""
@@ -62,7 +60,7 @@ class Lexicon:
     def _spans(self, text: str) -> tuple[list[Span], list[Span]]:
         """Return where entries of the two lists occur."""
         spans: tuple[list[Span], list[Span]] = [], []
-        if self._automaton is not None:
+        if not self.is_empty:
             folded = fold_case(text)
             for entry, start, end in self._automaton.find_matches_as_indexes(
                 folded, overlapping=True

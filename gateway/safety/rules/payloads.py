@@ -62,9 +62,6 @@ class Payload(NamedTuple):
 
 def payloads_of(subject: Subject) -> Iterator[Payload]:
     """Yield what runs in `subject` hold, until the bound of a text is reached."""
-    # Most texts have no run at all.
-    if _ANY_RUN.search(subject.data) is None:
-        return
     budget = TOTAL_BYTES_MAX
     for encoding in ENCODINGS:
         for match in encoding.runs.finditer(subject.data):
@@ -142,4 +139,5 @@ ENCODINGS: Final = (
     ),
 )
 """Encodings with runs of their own. Rot13 has none, so the whole text is turned."""
-_ANY_RUN: Final = compiled(b"|".join(encoding.runs.pattern for encoding in ENCODINGS))
+ANY_RUN: Final = compiled(b"|".join(encoding.runs.pattern for encoding in ENCODINGS))
+"""Finds the first run of any encoding: most texts have none."""

@@ -20,7 +20,7 @@ from gateway.safety.findings import BY_PLACE, Finding, Severity
 from gateway.safety.patterns import set_of
 from gateway.safety.rules.lexicon import NO_LISTS, Lexicon
 from gateway.safety.rules.limits import CHARS_MAX, RUN_CHARS_MAX, repetitions
-from gateway.safety.rules.payloads import ROT13, is_nested, payloads_of
+from gateway.safety.rules.payloads import ANY_RUN, ROT13, is_nested, payloads_of
 from gateway.safety.rules.scanner import CompiledForm, Subject, findings_of
 from gateway.safety.rules.spec import RuleSpec, Span
 
@@ -107,10 +107,10 @@ class RuleSet:
         """
         inspected = text[: self._longest]
         subject = Subject(inspected)
-        findings = findings_of(subject, self._occurring(subject))
+        findings = findings_of(subject, self._occurring(subject.data))
         if self._is_prompt:
             findings += self._of_prompts(subject)
-        if self.lists:
+        if not self.lists.is_empty:
             findings += self.lists.denied(inspected)
             findings = self.lists.without_allowed(inspected, findings)
         if len(inspected) < len(text):
@@ -123,7 +123,7 @@ class RuleSet:
         They are called "FAMILY.encoded.NAME". A hidden injection is no accident, so it is severe.
         """
         subject = Subject(payload[: self._longest])
-        inner = findings_of(subject, self._occurring(subject))
+        inner = findings_of(subject, self._occurring(subject.data))
         worst: dict[str, Severity] = {}
         for finding in (*inner, *self.lists.denied(subject.text)):
             family = finding.rule.split(".", 1)[0]
@@ -145,22 +145,22 @@ class RuleSet:
         if len(subject.text) > RUN_CHARS_MAX:
             for span in repetitions(subject.text):
                 yield Finding("limit.repetition", *span, Severity.MEDIUM)
-        for payload in payloads_of(subject):
+        for payload in payloads_of(subject) if ANY_RUN.search(subject.data) else ():
             if payload.text:
                 yield from self.scan_hidden(payload.text, payload.encoding, payload.span)
             if payload.is_cut:
                 yield Finding("limit.encoded", *payload.span, Severity.MEDIUM)
         # Rot13 has no runs to look for: injections that show when the whole text is turned.
-        turned = subject.with_letters(ROT13)
+        turned = subject.data.translate(ROT13)
         scored = [form for form in self._occurring(turned) if form.form.weight]
-        for finding in findings_of(turned, scored) if scored else ():
+        for finding in findings_of(Subject(turned.decode()), scored) if scored else ():
             if finding.severity >= Severity.HIGH:
                 rule = "injection.encoded.rot13"
                 yield Finding(rule, finding.start, finding.end, Severity.HIGH)
 
-    def _occurring(self, subject: Subject) -> list[CompiledForm]:
-        """Return the forms that may match in `subject`, by one pass over it."""
-        indexes = None if self._hints is None else self._hints.Match(subject.data)
+    def _occurring(self, data: bytes) -> list[CompiledForm]:
+        """Return the forms that may match in `data`, by one pass over it."""
+        indexes = None if self._hints is None else self._hints.Match(data)
         # For want of memory the engine gives up without an error; then every form is searched.
         if indexes is None:
             return self._forms

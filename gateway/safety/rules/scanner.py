@@ -8,15 +8,16 @@ offsets stay.
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from gateway.safety.findings import Finding
+from gateway.safety.findings import BY_PLACE, Finding, Severity
 from gateway.safety.patterns import compiled
-from gateway.safety.rules.scoring import Indicator, judge, weight_at
 from gateway.safety.rules.spec import Form, RuleMatch, RuleSpec, Span, Validator
 from gateway.safety.rules.validators import COSTLY, VALIDATORS
 from gateway.safety.text.characters import DASHES
@@ -36,10 +37,6 @@ class Subject:
             self.text = _TO_FOLD.sub(_folded, text)
             self.data = self.text.encode("utf-8", "replace")
         self.is_single_byte = len(self.data) == len(self.text)
-
-    def with_letters(self, table: bytes) -> "Subject":
-        """Return a subject with the ASCII letters that `table` gives, and the same offsets."""
-        return Subject(self.data.translate(table).decode())
 
     def chars(self, offset: int) -> int:
         """Return the number of characters before the byte at `offset`."""
@@ -92,16 +89,18 @@ class CompiledForm:
         while (match := self._regex.search(data, at)) is not None:
             start, end = match.span()
             first, last = subject.chars(start), subject.chars(end)
-            span: Span | None = None
+            span: Span | bool | None = None
             if self._in_context(subject.text, first):
                 candidate = RuleMatch(subject.text, first, last, self.spec)
-                span = candidate.span if count >= self._found_max else self._validate(candidate)
-            if span is None:
+                span = count >= self._found_max or self._validate(candidate)
+            if not span:
                 # Continue with the next word: a number may begin inside what looked like a longer
                 # one.
                 word = _WORD.match(data, start)
                 at = word.end() if word else start + 1
                 continue
+            if span is True:
+                span = first, last
             yield span
             count += 1
             # The head of the next match may overlap this finding.
@@ -130,6 +129,71 @@ def _context_of(spec: RuleSpec) -> re.Pattern[str]:
     """Compile the context words: plain words only, so the standard library's engine is linear here."""
     words = "|".join(re.escape(word) for word in spec.context)
     return re.compile(rf"(?<![^\W_])(?:{words})", re.IGNORECASE)
+
+
+# Scores of the indicators of prompt injection.
+
+NEAR_CHARS: Final = 400
+"""Distance within which indicators count together, in characters."""
+MENTION_DISCOUNT: Final = 2
+"""Weight that an indicator loses if it is only mentioned."""
+
+_MENTION_CHARS: Final = 120
+_OPENING_QUOTES: Final = frozenset("\"'“”„«‘‚`‹「『")
+_MENTION: Final = re.compile(
+    r"(?<!\w)(?:prompt.injections?|jailbreak(?:s|ing)?|attack(?:s|ers?)?|adversarial|phrases?|such as|e\.g\."
+    r"|for example|examples?|detect(?:s|ion|ing)?|red.team(?:ing)?|blog post|paper|researchers?|wrote|written|called"
+    r"|angriff(?:e|en)?|zum beispiel|z\. ?b\.|attaques?|par exemple|ataques?|por ejemplo)(?!\w)",
+    re.IGNORECASE,
+)
+_LADDER: Final = (
+    (5, Severity.CRITICAL),
+    (3, Severity.HIGH),
+    (2, Severity.MEDIUM),
+    (0, Severity.LOW),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Indicator:
+    """A scored form that matched."""
+
+    rule: str
+    start: int
+    end: int
+    weight: int
+
+
+def weight_at(text: str, start: int, weight: int) -> int:
+    """Return the weight of an indicator at `start`, less its discount if it is only mentioned."""
+    before = text[max(0, start - _MENTION_CHARS) : start]
+    if before.rstrip()[-1:] in _OPENING_QUOTES or _MENTION.search(before):
+        return max(1, weight - MENTION_DISCOUNT)
+    return weight
+
+
+def judge(indicators: Sequence[Indicator]) -> Iterator[Finding]:
+    """Yield one finding per indicator, with the severity of its neighbourhood. Linear but for the sort."""
+    ordered = sorted(indicators, key=BY_PLACE)
+    near: deque[Indicator] = deque()
+    ahead = iter(ordered)
+    waiting = next(ahead, None)
+    for indicator in ordered:
+        while waiting is not None and waiting.start <= indicator.end + NEAR_CHARS:
+            near.append(waiting)
+            waiting = next(ahead, None)
+        # A window slides along, so each indicator enters and leaves it once.
+        while near and near[0].start < indicator.start - NEAR_CHARS:
+            near.popleft()
+        yield Finding(indicator.rule, indicator.start, indicator.end, _severity(near))
+
+
+def _severity(near: deque[Indicator]) -> Severity:
+    heaviest: dict[str, int] = {}
+    for indicator in near:
+        heaviest[indicator.rule] = max(indicator.weight, heaviest.get(indicator.rule, 0))
+    score = sum(heaviest.values())
+    return next(severity for least, severity in _LADDER if score >= least)
 
 
 def findings_of(subject: Subject, occurring: Iterable[CompiledForm]) -> list[Finding]:

@@ -25,7 +25,7 @@ class Form:
     in_context: bool = False
     """Whether it counts only behind one of the rule's context words."""
     weight: int = 0
-    """Strength as an indicator, see `gateway.safety.rules.scoring`; 0: the rule is not scored."""
+    """Strength as an indicator, see `gateway.safety.rules.scanner`; 0: the rule is not scored."""
     hint: str = ""
     """A cheaper pattern that matches inside every match of `pattern`; empty: the pattern itself."""
     head: str = ""
@@ -85,11 +85,6 @@ class RuleMatch:
         """Text that matched."""
         return self.text[self.start : self.end]
 
-    @property
-    def span(self) -> Span:
-        """Place of the match."""
-        return self.start, self.end
-
     def before(self, chars: int) -> str:
         """Return at most `chars` characters before the match."""
         assert chars <= LOOKBEHIND, "a stream keeps no more"
@@ -114,9 +109,9 @@ LOOKAHEAD = 8
 match.
 """
 
-Validator = Callable[[RuleMatch], Span | None]
-"""Returns the place of the finding, which may be smaller or larger than the match, or None. A pure
-function.
+Validator = Callable[[RuleMatch], Span | bool | None]
+"""Returns whether the match is a finding, or the place of the finding, which may be smaller or larger.
+A pure function.
 """
 
 

@@ -368,33 +368,22 @@ def connection_string(match: RuleMatch) -> Span | None:
     return match.start + len(scheme) + 3, match.end
 
 
-def _standing_alone(is_valid: Callable[[str], bool]) -> Callable[[RuleMatch], bool]:
+def _standing_alone(is_valid: Callable[[str], bool]) -> Validator:
     return lambda match: is_valid(digits_of(match.value)) and _stands_alone(match)
 
 
-def _whole(holds: Callable[[RuleMatch], bool]) -> Validator:
-    return lambda match: match.span if holds(match) else None
-
-
-_CHECKS: Final[tuple[Callable[[RuleMatch], bool], ...]] = (
-    alone, aws_key, bitcoin_address, de_id_card, ethereum_address, in_aadhaar, in_pan, ipv4, ipv6, mac, payment_card,
-    phone_national, token, uk_nino,
+_FUNCTIONS: Final[tuple[Validator, ...]] = (
+    alone, assignment, aws_key, azure_client_secret, bitcoin_address, connection_string, de_id_card, email,
+    ethereum_address, iban, in_aadhaar, in_pan, ipv4, ipv6, jwt, mac, payment_card, phone_international, phone_national,
+    private_key, telegram_bot, token, uk_nino,
 )  # fmt: skip
-_FINDERS: Final[tuple[Validator, ...]] = (
-    assignment, azure_client_secret, connection_string, email, iban, jwt, phone_international, private_key,
-    telegram_bot,
-)  # fmt: skip
-_NUMBERS: Final[Mapping[str, Callable[[str], bool]]] = {
-    "de_tax_id": idnr.is_valid,  # MOD 11, 10 and the rule of repeated digits
-    "fr_nir": nir.is_valid,  # MOD 97, Corsica included
-    "uk_nhs": nhs.is_valid,  # MOD 11
-    "us_ssn": ssn.is_valid,  # area, group and serial that are given out
-}
 VALIDATORS: Final[Mapping[str, Validator]] = {
-    "": lambda match: match.span,
-    **{name: _whole(_standing_alone(is_valid)) for name, is_valid in _NUMBERS.items()},
-    **{check.__name__: _whole(check) for check in _CHECKS},
-    **{finder.__name__: finder for finder in _FINDERS},
+    "": lambda _: True,
+    "de_tax_id": _standing_alone(idnr.is_valid),  # MOD 11, 10 and the rule of repeated digits
+    "fr_nir": _standing_alone(nir.is_valid),  # MOD 97, Corsica included
+    "uk_nhs": _standing_alone(nhs.is_valid),  # MOD 11
+    "us_ssn": _standing_alone(ssn.is_valid),  # area, group and serial that are given out
+    **{function.__name__: function for function in _FUNCTIONS},
 }
 """Validators by the name of their function; without a name the pattern decides alone."""
 

@@ -1,15 +1,11 @@
-"""Classes of characters that safety tells apart, each the inside of a regular expression's `[...]`, and one table.
+"""Classes of characters that safety tells apart, each the inside of a regular expression's `[...]`.
 
 Marks and styled letters come from the tables of `ucd`. Extended_Pictographic is emoji-data.txt of
-Unicode 17.0 (Unicode License v3). Blocks stand for scripts. The table (`kinds_of`) says of every
-character which steps of normalization look at it.
+Unicode 17.0 (Unicode License v3). Blocks stand for scripts.
 """
 
-import sys
 from collections.abc import Iterable
 from typing import Final
-
-import numpy as np
 
 from gateway.safety.text import ucd
 
@@ -160,39 +156,8 @@ PLAIN_OF: Final = _FULL_WIDTH_TABLE | _STYLED_TABLE
 STYLED: Final = ranges(sorted(_STYLED_TABLE))
 """Class of styled letters other than full-width ones."""
 
-ODD_KIND: Final = 1
-"""Invisible, blank, a line end other than newline, or no character."""
-BIDI_KIND: Final = 2
-"""Marks and isolates of bidirectional text."""
-FULL_WIDTH_KIND: Final = 4
-STYLED_KIND: Final = 8
-"""Other styled letters."""
-MARK_KIND: Final = 16
-"""Combining marks, as far as they can flood."""
-
-Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
-
-
-def kinds_of(text: str) -> Kinds:
-    """Return the kinds of each character of `text`, as bits."""
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-    kinds: Kinds = _KINDS[codes]
-    return kinds
-
-
-def _kinds() -> Kinds:
-    """Build the bits of each code point."""
-    table = np.zeros(sys.maxunicode + 1, dtype=np.uint8)
-    odd = INVISIBLE + LINE_ENDS + SURROGATES + NONCHARACTERS + BLANKS + BRAILLE_BLANK
-    for bit, codes in (
-        (ODD_KIND, members(odd)),
-        (BIDI_KIND, members(BIDI_MARKS + ISOLATES)),
-        (FULL_WIDTH_KIND, _FULL_WIDTH_TABLE),
-        (STYLED_KIND, _STYLED_TABLE),
-        (MARK_KIND, members(ucd.TABLES["marks"])),
-    ):
-        table[list(codes)] |= bit
-    return table
-
-
-_KINDS: Final = _kinds()
+MARKS: Final[str] = ucd.TABLES["marks"]
+"""Class of combining marks, as far as they can flood."""
+_ODD: Final = INVISIBLE + LINE_ENDS + SURROGATES + NONCHARACTERS + BLANKS + BRAILLE_BLANK
+CHANGEABLE: Final = frozenset(map(chr, [*members(_ODD + MARKS), *PLAIN_OF]))
+"""Characters that a step of normalization other than composition may change."""

@@ -58,7 +58,7 @@ def neutralize(edited: EditedText) -> None:
     tokens = _without_pairs(text, [match.span(1) for match in _TOKEN.finditer(text)])
     if tokens:
         edited.flag_all(RULE, tokens, Severity.MEDIUM)
-        edited.replace(((start, start + 1) for start, _ in tokens), lambda first: f"{first} ")
+        edited.replace((start, start + 1, f"{edited.text[start]} ") for start, _ in tokens)
 
 
 def _without_pairs(text: str, tokens: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,112 +1,80 @@
-"""A text between the steps of normalization: the current text, the maps to original offsets, and the findings.
+"""A text between the steps of normalization, with the origins of its characters and the findings."""
 
-An edit says that `before[start:end]` became `length` characters. Everything between edits is
-copied.
-"""
-
-from bisect import bisect_right
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from gateway.safety.findings import BY_PLACE, Finding, Severity
 
-
-class OffsetEdit(NamedTuple):
-    """`before[start:end]` became `length` characters. In order, and never overlapping."""
-
-    start: int
-    end: int
-    length: int
+FINDINGS_MAX: Final = 32
+"""Findings that are listed for one rule and severity; one more stands for all that follow."""
+MATCHES_MAX: Final = 1024
+"""Matches of one rule and severity that are listed; adjacent ones make one finding."""
 
 
-class OffsetMap:
-    """Maps offsets behind a list of edits back to offsets before them."""
+class EditedText:
+    """The text between two steps. Steps read `text`, change it, and `flag` their findings.
 
-    def __init__(self, edits: Iterable[OffsetEdit]) -> None:
-        self._placed: list[tuple[int, OffsetEdit]] = []
-        """Edits, each with its start after the edits before it."""
-        shift = 0
-        for edit in edits:
-            self._placed.append((edit.start + shift, edit))
-            shift += edit.length - (edit.end - edit.start)
+    Each character has an origin: the span of the original text that it was made of.
 
-    def span_before(self, start: int, end: int) -> tuple[int, int]:
-        """Return the span before the edits that holds all that `start` to `end` was made of.
+    Attributes:
+        text: the text after the last step, for the rules and the tokenizer.
+    """
+
+    def __init__(self, original: str) -> None:
+        self.text = original
+        self._size = len(original)
+        self._starts: Sequence[int] = range(self._size + 1)
+        """Starts of the origins, and the end of the original text."""
+        self._ends: Sequence[int] = range(1, self._size + 1)
+        self._flagged: Counter[tuple[str, Severity]] = Counter()
+        self._spans: dict[tuple[str, Severity], list[list[int]]] = {}
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """What was changed or noticed, by place in the original text. Bounded (see `FINDINGS_MAX`)."""
+        findings = [
+            Finding(rule, start, end, severity)
+            for (rule, severity), spans in self._spans.items()
+            for start, end in spans
+        ]
+        return sorted(findings, key=BY_PLACE)
+
+    def original_span(self, start: int, end: int) -> tuple[int, int]:
+        """Return the span of the original text that `text[start:end]` was made of.
 
         Text that was removed inside the span belongs to it, text that was removed beside it does
         not. An empty span stays empty.
         """
-        first, _ = self._character(start)
-        return first, first if end <= start else self._character(end - 1)[1]
+        first = self._starts[start]
+        return first, first if end <= start else self._ends[end - 1]
 
-    def _character(self, offset: int) -> tuple[int, int]:
-        """Return the span before the edits that the character at `offset` was made of."""
-        index = bisect_right(self._placed, offset, key=itemgetter(0)) - 1
-        if index < 0:
-            return offset, offset + 1
-        place, edit = self._placed[index]
-        if offset < place + edit.length:
-            return edit.start, edit.end
-        before = offset - place - edit.length + edit.end
-        return before, before + 1
-
-
-FINDINGS_MAX = 32
-"""Findings that are listed for one rule and severity; one more stands for all that follow."""
-MATCHES_MAX = 1024
-"""Matches of one rule and severity that are listed; adjacent ones make one finding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Normalized:
-    """The normalized text, with its findings."""
-
-    text: str
-    """Text for the rules and the tokenizer."""
-    findings: Sequence[Finding]
-    """What was changed or noticed, with offsets in the original text, by start. Bounded (see
-    `FINDINGS_MAX`).
-    """
-    maps: Sequence[OffsetMap] = ()
-    """Maps from each step back to the one before it, in the order of the steps."""
-
-    def original_span(self, start: int, end: int) -> tuple[int, int]:
-        """Return the span of the original text that `text[start:end]` was made of."""
-        return _back(self.maps, start, end)
-
-
-class EditedText:
-    """The text between two steps. Steps read `text`, then `advance` it and `flag` their findings."""
-
-    def __init__(self, original: str) -> None:
-        self.text = original
-        self._original = original
-        self._maps: list[OffsetMap] = []
-        self._flagged: Counter[tuple[str, Severity]] = Counter()
-        self._spans: dict[tuple[str, Severity], list[list[int]]] = {}
-
-    def advance(self, text: str, edits: Sequence[OffsetEdit] = ()) -> None:
-        """Replace the whole text by one that differs by `edits`, and in single characters."""
+    def advance(self, text: str) -> None:
+        """Replace the whole text by one that differs in single characters."""
         self.text = text
-        if edits:
-            self._maps.append(OffsetMap(edits))
 
-    def replace(self, spans: Iterable[tuple[int, int]], shown: Callable[[str], str]) -> None:
-        """Replace sorted `spans` of `text` by what `shown` returns for them."""
-        parts, edits, position = [], [], 0
-        for start, end in spans:
-            new = shown(self.text[start:end])
+    def replace(self, edits: Iterable[tuple[int, int, str]]) -> None:
+        """Replace spans of `text`, each given by its start, its end and the new text, in order."""
+        parts, position = [], 0
+        starts, ends = array("I"), array("I")
+        for start, end, new in edits:
             parts += [self.text[position:start], new]
-            edits.append(OffsetEdit(start, end, len(new)))
+            starts.extend(self._starts[position:start])
+            ends.extend(self._ends[position:start])
+            starts.extend([self._starts[start]] * len(new))
+            ends.extend([self._ends[end - 1]] * len(new))
             position = end
-        self.advance("".join([*parts, self.text[position:]]), edits)
+        # Without an edit the origins stay as they are, and cost no memory.
+        if position:
+            starts.extend(self._starts[position:])
+            ends.extend(self._ends[position:])
+            self.text = "".join([*parts, self.text[position:]])
+            self._starts, self._ends = starts, ends
 
     def remove(self, spans: Iterable[tuple[int, int]]) -> None:
         """Remove sorted `spans` of `text`."""
-        self.replace(spans, lambda _: "")
+        self.replace((start, end, "") for start, end in spans)
 
     def flag(self, rule: str, start: int, end: int, severity: Severity) -> bool:
         """Note a finding at a span of `text`; spans come in order.
@@ -116,7 +84,7 @@ class EditedText:
                 follow.
         """
         key = rule, severity
-        start, end = _back(self._maps, start, end)
+        start, end = self.original_span(start, end)
         if self._flagged[key] >= MATCHES_MAX:
             rest = self._spans[key][-1]
             rest[0] = min(rest[0], start)  # a later step begins at the beginning of the text again
@@ -130,7 +98,7 @@ class EditedText:
         if len(spans) < FINDINGS_MAX and self._flagged[key] < MATCHES_MAX:
             return True
         self._flagged[key] = MATCHES_MAX
-        spans.append([start, len(self._original)])
+        spans.append([start, self._size])
         return False
 
     def flag_all(self, rule: str, spans: Iterable[tuple[int, int]], severity: Severity) -> None:
@@ -141,21 +109,4 @@ class EditedText:
 
     def flag_whole(self, rule: str, severity: Severity) -> None:
         """Note a finding about the whole original text."""
-        self._spans[rule, severity] = [[0, len(self._original)]]
-
-    def normalized(self) -> Normalized:
-        """Return the text that the steps have made, with all findings."""
-        findings = [
-            Finding(rule, start, end, severity)
-            for (rule, severity), spans in self._spans.items()
-            for start, end in spans
-        ]
-        findings.sort(key=BY_PLACE)
-        return Normalized(self.text, tuple(findings), tuple(self._maps))
-
-
-def _back(maps: Sequence[OffsetMap], start: int, end: int) -> tuple[int, int]:
-    """Return the original span of a span behind all `maps`."""
-    for step in reversed(maps):
-        start, end = step.span_before(start, end)
-    return start, end
+        self._spans[rule, severity] = [[0, self._size]]

@@ -107,14 +107,10 @@ _RULE_OF: Final = {
 }
 
 
-def strip(edited: EditedText, *, may_run_both_ways: bool) -> None:
-    """Remove invisible characters outside their `CONTEXTS`, and isolates outside pairs.
-
-    `may_run_both_ways` tells whether there may be marks and isolates of bidirectional text.
-    """
-    right_to_left = may_run_both_ways and _RIGHT_TO_LEFT.search(edited.text) is not None
-    if may_run_both_ways:
-        _remove_stray_isolates(edited, right_to_left=right_to_left)
+def strip(edited: EditedText) -> None:
+    """Remove invisible characters outside their `CONTEXTS`, and isolates outside pairs."""
+    right_to_left = _RIGHT_TO_LEFT.search(edited.text) is not None
+    _remove_stray_isolates(edited, right_to_left=right_to_left)
     _remove(edited, _STRAY_RTL if right_to_left else _STRAY)
 
 

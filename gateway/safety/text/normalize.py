@@ -18,16 +18,13 @@ Everything is linear in the length of the text. A clean text is the same object 
 """
 
 import re
-from collections.abc import Iterator
 from typing import Final
-
-import numpy as np
 
 from gateway.safety.findings import Severity
 from gateway.safety.text import characters as c
 from gateway.safety.text import ucd
 from gateway.safety.text.chat_syntax import FIRSTS, neutralize
-from gateway.safety.text.edited_text import EditedText, Normalized, OffsetEdit
+from gateway.safety.text.edited_text import EditedText
 from gateway.safety.text.invisible import strip, strip_all
 
 RULE_INVISIBLE_ONLY: Final = "unicode.invisible_only"
@@ -38,18 +35,21 @@ NOT_PLAIN_ASCII: Final = re.compile(f"[{_ASCII_CONTROLS}{''.join(map(re.escape, 
 """Characters of ASCII that normalization may change; other texts of ASCII stay as they are."""
 
 
-def normalize(text: str) -> Normalized:
+def is_plain(text: str) -> bool:
+    """Return whether `text` is plain ASCII, which normalization leaves alone."""
+    return text.isascii() and NOT_PLAIN_ASCII.search(text) is None
+
+
+def normalize(text: str) -> EditedText:
     """Return the model's view of `text`. Never raises: lone surrogates become U+FFFD.
 
     The result has at most four times as many characters, and is stable.
     """
-    if text.isascii() and NOT_PLAIN_ASCII.search(text) is None:
-        return Normalized(text, ())
     edited = EditedText(text)
     if not text.isascii() or _ASCII_ODD.search(text):
         _clean(edited)
     neutralize(edited)
-    return edited.normalized()
+    return edited
 
 
 def _clean(edited: EditedText) -> None:
@@ -58,29 +58,22 @@ def _clean(edited: EditedText) -> None:
     _remove_escapes(edited)
     for is_last in (False, False, True):
         before = edited.text
-        _pass(edited, int(np.bitwise_or.reduce(c.kinds_of(before))), strict=is_last)
+        # Most texts have nothing that a step looks at.
+        if not c.CHANGEABLE.isdisjoint(before):
+            _replace_odd(edited)
+            if is_last:
+                strip_all(edited)
+            else:
+                strip(edited)
+            _fold_full_width(edited)
+            _fold_styled(edited)
+            _limit_marks(edited)
+        _compose(edited)
         # Stable: nothing that was removed has joined others.
         if edited.text == before:
             break
     if original and not original.isspace() and (not edited.text or edited.text.isspace()):
         edited.flag_whole(RULE_INVISIBLE_ONLY, Severity.HIGH)
-
-
-def _pass(edited: EditedText, kinds: int, *, strict: bool) -> None:
-    """Run the steps once that `kinds` ask for; if `strict`, remove every invisible character."""
-    if kinds & c.ODD_KIND:
-        _replace_odd(edited)
-        if strict:
-            strip_all(edited)
-        else:
-            strip(edited, may_run_both_ways=bool(kinds & c.BIDI_KIND))
-    if kinds & c.FULL_WIDTH_KIND:
-        _fold_full_width(edited)
-    if kinds & c.STYLED_KIND:
-        _fold_styled(edited)
-    if kinds & c.MARK_KIND:
-        _limit_marks(edited)
-    _compose(edited)
 
 
 # ANSI escape sequences.
@@ -146,7 +139,7 @@ def _replace_odd(edited: EditedText) -> None:
             )
         table = _TABLE if has_braille else _TABLE_WITHOUT_BRAILLE
     if "\r\n" in before:
-        edited.replace((match.span() for match in _CRLF.finditer(before)), lambda _: "\n")
+        edited.replace((*match.span(), "\n") for match in _CRLF.finditer(before))
     if _NOT_PLAIN.search(edited.text):
         edited.advance(_NOT_PLAIN.sub(lambda match: match[0].translate(table), edited.text))
 
@@ -214,38 +207,7 @@ MARKS_MAX = 16
 """Combining marks on one character. Tibetan stacks and Hebrew accents need at most nine."""
 _FLOOD_RULE: Final = "unicode.combining_flood"
 
-_APART = re.compile(f"([{c.COMPATIBILITY_HAN}]+)")
-
-
-def _compose(edited: EditedText) -> None:
-    """Bring the text to NFC, with at most `MARKS_MAX` marks on a character."""
-    before = edited.text
-    composed = _composed(before)
-    if composed != before:
-        edited.advance(composed, list(composition_edits(before)))
-        _limit_marks(edited)
-
-
-def _composed(text: str) -> str:
-    """Return `text` in NFC, with compatibility ideographs as they are."""
-    composed = ucd.normalize("NFC", text)
-    if composed == text or _APART.search(text) is None:
-        return composed
-    parts = _APART.split(text)
-    return "".join(part if at % 2 else ucd.normalize("NFC", part) for at, part in enumerate(parts))
-
-
-def _limit_marks(edited: EditedText) -> None:
-    """Remove the marks beyond the limit of their character."""
-    is_mark = np.concatenate(([False], (c.kinds_of(edited.text) & c.MARK_KIND) != 0, [False]))
-    edges = np.flatnonzero(is_mark[1:] != is_mark[:-1])
-    starts, ends = edges[::2] + MARKS_MAX, edges[1::2]
-    too_long = starts < ends
-    spans = list(zip(starts[too_long].tolist(), ends[too_long].tolist(), strict=True))
-    edited.flag_all(_FLOOD_RULE, spans, Severity.MEDIUM)
-    edited.remove(spans)
-
-
+_FLOOD = re.compile(f"[{c.MARKS}]{{{MARKS_MAX + 1},}}")
 _CLUSTERS = re.compile(
     "[^{0}{1}]?[{0}]+|[{2}]".format(
         ucd.TABLES["composing"], c.COMPATIBILITY_HAN, ucd.TABLES["composed"]
@@ -254,9 +216,18 @@ _CLUSTERS = re.compile(
 """Every stretch that NFC could change, by itself and apart from what stands around it."""
 
 
-def composition_edits(before: str) -> Iterator[OffsetEdit]:
-    """Yield what NFC changed: clusters of a character and what can compose with it, and single characters."""
-    for match in _CLUSTERS.finditer(before):
-        composed = ucd.normalize("NFC", match[0])
-        if composed != match[0]:
-            yield OffsetEdit(match.start(), match.end(), len(composed))
+def _compose(edited: EditedText) -> None:
+    """Bring the text to NFC, with at most `MARKS_MAX` marks on a character."""
+    before = edited.text
+    if ucd.normalize("NFC", before) != before:
+        # Cluster by cluster, so that each character keeps its origin.
+        clusters = ((match, ucd.normalize("NFC", match[0])) for match in _CLUSTERS.finditer(before))
+        edited.replace((*match.span(), new) for match, new in clusters if new != match[0])
+        _limit_marks(edited)
+
+
+def _limit_marks(edited: EditedText) -> None:
+    """Remove the marks beyond the limit of their character."""
+    floods = [(match.start() + MARKS_MAX, match.end()) for match in _FLOOD.finditer(edited.text)]
+    edited.flag_all(_FLOOD_RULE, floods, Severity.MEDIUM)
+    edited.remove(floods)

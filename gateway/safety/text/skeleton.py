@@ -9,24 +9,13 @@ of scripts that do not mimic Latin (Arabic, Hebrew, Indic, East Asian) stay too,
 them would turn into noise.
 """
 
-import sys
 from functools import cached_property
 from typing import Final
 
-import numpy as np
-
 from gateway.safety.text import ucd
-
-_Codes = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 _LOOKS: Final = ucd.by_character("looks")
 """ASCII look of each character that has another one than itself, by code point."""
-_SINGLES: Final[_Codes] = np.arange(sys.maxunicode + 1, dtype="<u4")
-"""Look of each code point as one code point; beyond all code points where the look has another length.
-"""
-_SINGLES[list(_LOOKS)] = [
-    ord(look) if len(look) == 1 else sys.maxunicode + 1 for look in _LOOKS.values()
-]
 
 
 class Skeleton:
@@ -38,7 +27,7 @@ class Skeleton:
 
     def __init__(self, original: str) -> None:
         self._original = original
-        self.text = original if original.isascii() else _seen(original)
+        self.text = original if original.isascii() else original.translate(_LOOKS)
 
     def original_span(self, start: int, end: int) -> tuple[int, int]:
         """Return the span of the original that `text[start:end]` stands for, with the omitted marks inside."""
@@ -51,11 +40,3 @@ class Skeleton:
         lengths = [len(_LOOKS.get(ord(character), " ")) for character in self._original]
         origins = [at for at, length in enumerate(lengths) for _ in range(length)]
         return [*origins, len(self._original)]
-
-
-def _seen(text: str) -> str:
-    """Return what `text` looks like, in ASCII where it looks like ASCII."""
-    codes: _Codes = _SINGLES[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]
-    if int(codes.max()) > sys.maxunicode:
-        return text.translate(_LOOKS)
-    return codes.tobytes().decode("utf-32-le", "surrogatepass")

@@ -6,17 +6,18 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.safety.actions import (
+from gateway.safety.findings import (
     Action,
     ActionTable,
     Choice,
     Edit,
+    Finding,
     Placeholders,
+    Severity,
     apply,
     clusters,
     edited,
 )
-from gateway.safety.findings import Finding, Severity
 
 TABLE = ActionTable(
     rules={

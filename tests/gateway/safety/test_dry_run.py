@@ -1,8 +1,6 @@
 """A policy under trial is counted, never carried out."""
 
-from gateway.safety.actions import Action, TakenAction
-from gateway.safety.dry_run import move_labels, moves_of
-from gateway.safety.findings import Severity
+from gateway.safety.findings import Action, Severity, TakenAction, move_labels, moves_of
 from gateway.safety.inspector import Inspector, RequestInspection
 from tests.gateway.safety.written import load_policies
 
@@ -33,7 +31,7 @@ def counts(made: Inspector) -> tuple[int, int]:
 
 def test_moves_are_where_two_decisions_differ() -> None:
     now, then = (
-        [TakenAction(rule, Severity.LOW, action, start, start + 1) for rule, action, start in taken]
+        [TakenAction(rule, start, start + 1, Severity.LOW, action) for rule, action, start in taken]
         for taken in (
             [("a", Action.FLAG, 0), ("b", Action.FLAG, 1), ("c", Action.FLAG, 3)],
             [("a", Action.FLAG, 0), ("b", Action.BLOCK, 1), ("d", Action.FLAG, 5)],

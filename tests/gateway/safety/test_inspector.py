@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.actions import Action, TakenAction
-from gateway.safety.findings import Severity
-from gateway.safety.inspector import Inspector, PromptVerdict, RequestInspection, verdict_on
+from gateway.safety.findings import Action, Severity, TakenAction
+from gateway.safety.inspector import Inspector, RequestInspection, route_of
 from gateway.safety.policy import rule_names
 from tests.gateway.safety.written import load_policies
 
@@ -43,10 +42,10 @@ class Inspected(NamedTuple):
 
 def inspect_all(
     texts: Sequence[str], labels: dict[str, str] | None = None
-) -> tuple[list[Inspected], PromptVerdict]:
+) -> tuple[list[Inspected], RequestInspection]:
     made = RequestInspection(inspector().choose("default", labels or {}), texts)
     made.decide()
-    return [Inspected(*result) for result in made.results], made.verdict
+    return list(map(Inspected, made.edited, made.taken)), made
 
 
 def inspect(text: str, labels: dict[str, str] | None = None) -> Inspected:
@@ -96,7 +95,7 @@ def test_look_alikes_do_not_hide_an_injection() -> None:
     text = OVERRIDE.replace("o", "о")  # Cyrillic
     result = inspect(text, STRICT)
     assert any(rule.startswith("injection.") for rule in rules(result))
-    route = verdict_on([result.taken]).route
+    route = route_of(result.taken)
     assert route is not None
     assert route.model == "governed"
     assert result.text == text
@@ -115,9 +114,9 @@ def test_what_tags_spell_is_found_and_gone() -> None:
 def test_what_cannot_be_inspected_blocks(labels: dict[str, str]) -> None:
     assert inspect_all(["\u200b\u2060"], labels)[1].blocked == ("unicode.invisible_only",)
     longest = 4000 if labels else 200_000
-    result = inspect("a b " * (longest // 4 + 1), labels)
-    assert verdict_on([result.taken]).blocked == ("limit.length",)
-    found = TakenAction("limit.length", Severity.CRITICAL, Action.BLOCK, longest, longest + 4)
+    (result,), inspection = inspect_all(["a b " * (longest // 4 + 1)], labels)
+    assert inspection.blocked == ("limit.length",)
+    found = TakenAction("limit.length", longest, longest + 4, Severity.CRITICAL, Action.BLOCK)
     assert result == Inspected("", (found,))
 
 
@@ -126,7 +125,7 @@ def test_blocked_rules_of_all_texts_are_named_once() -> None:
     verdict = inspect_all(texts, STRICT)[1]
     assert len(verdict.blocked) == 1
     assert verdict.blocked[0].startswith("secret.")
-    assert verdict.taken["deny.list", Action.FLAG] == 1
+    assert verdict.counts["deny.list", Action.FLAG] == 1
 
 
 def test_every_rule_that_is_found_has_a_known_name() -> None:
@@ -137,13 +136,13 @@ def test_every_rule_that_is_found_has_a_known_name() -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_inspected_and_rests(text: str) -> None:
-    result = inspect(text)
+    (result,), inspection = inspect_all([text])
     assert all(0 <= f.start <= f.end <= len(text) for f in result.taken)
-    if not verdict_on([result.taken]).blocked:
+    if not inspection.blocked:
         assert inspect(result.text).text == result.text
 
 
 def test_the_most_severe_route_decides() -> None:
-    low = TakenAction("injection.a", Severity.LOW, Action.ROUTE, 0, 1, "governed")
-    high = TakenAction("injection.role", Severity.HIGH, Action.ROUTE, 2, 3, "other")
-    assert verdict_on([(low, high)]).route == high
+    low = TakenAction("injection.a", 0, 1, Severity.LOW, Action.ROUTE, "governed")
+    high = TakenAction("injection.role", 2, 3, Severity.HIGH, Action.ROUTE, "other")
+    assert route_of((low, high)) == high

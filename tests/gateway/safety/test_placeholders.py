@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.safety.actions import Placeholders, kind_of
+from gateway.safety.findings import Placeholders, kind_of
 
 TEXTS = st.text(alphabet="<EMAIL_12> ab", max_size=30)
 

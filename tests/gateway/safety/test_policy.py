@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from gateway.safety.actions import Action, Choice
-from gateway.safety.findings import Severity
+from gateway.safety.findings import Action, Choice, Severity
 from gateway.safety.inspector import Inspector
 from gateway.safety.policy import SafetyPolicy
 from sluice.errors import SettingsError

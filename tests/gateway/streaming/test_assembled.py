@@ -21,8 +21,7 @@ from gateway.models.tools import (
     ToolUse,
     map_texts,
 )
-from gateway.safety.actions import Placeholders
-from gateway.safety.findings import Finding
+from gateway.safety.findings import Finding, Placeholders
 from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.redactor import OutputRules

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from gateway.safety.actions import Placeholders
+from gateway.safety.findings import Placeholders
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.redactor import OutputRules
 from gateway.safety.policy import SafetyPolicies

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.safety.actions import Action
+from gateway.safety.findings import Action
 from gateway.safety.guards.checks import Check, Checks, Guard
 from gateway.safety.guards.families import GuardFailure, GuardVerdict, Outcome, family_of
 from gateway.safety.settings import GuardSettings

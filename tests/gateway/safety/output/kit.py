@@ -8,8 +8,16 @@ from typing import Final
 
 import re2
 
-from gateway.safety.actions import Action, ActionTable, Choice, Placeholders, TextDecision, apply
-from gateway.safety.findings import Finding, Severity
+from gateway.safety.findings import (
+    Action,
+    ActionTable,
+    Choice,
+    Finding,
+    Placeholders,
+    Severity,
+    TextDecision,
+    apply,
+)
 from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
 from gateway.safety.output.redactor import OutputRules, Redactor
 from gateway.safety.output.view import Scanner, ViewScanner

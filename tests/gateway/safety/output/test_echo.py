@@ -6,8 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.safety.actions import Action, ActionTable, Choice, Placeholders
-from gateway.safety.findings import Finding
+from gateway.safety.findings import Action, ActionTable, Choice, Finding, Placeholders
 from gateway.safety.output.automaton import Automaton
 from gateway.safety.output.echo import EchoWatch
 from gateway.safety.output.redactor import OutputRules, Redactor

@@ -8,8 +8,7 @@ from functools import cache
 
 import pytest
 
-from gateway.safety.actions import Action, Placeholders, apply
-from gateway.safety.findings import Finding, Severity
+from gateway.safety.findings import Action, Finding, Placeholders, Severity, apply
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.redactor import OutputRules
 from gateway.safety.output.windows import AnswerWindow, AnswerWindows

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.safety.actions import Action, Placeholders
+from gateway.safety.findings import Action, Placeholders
 from gateway.safety.output.filter import OutputFilter, Restorer, output_rules
 from gateway.safety.output.redactor import OutputRules
 from gateway.safety.policy import SafetyPolicy

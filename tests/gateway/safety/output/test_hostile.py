@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from gateway.safety.actions import Placeholders
-from gateway.safety.findings import Finding
+from gateway.safety.findings import Finding, Placeholders
 from gateway.safety.output.redactor import Redactor
 from tests.gateway.safety.output.kit import RULES, WORDS, SmallScanner, rules_of, small_rules, whole
 

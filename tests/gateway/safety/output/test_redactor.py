@@ -7,8 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.safety.actions import Action, ActionTable, Choice, Placeholders
-from gateway.safety.findings import Severity
+from gateway.safety.findings import Action, ActionTable, Choice, Placeholders, Severity
 from gateway.safety.output.automaton import Automaton, WordList
 from gateway.safety.output.redactor import Redactor
 from tests.gateway.safety.output.kit import (
