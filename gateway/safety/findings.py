@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Final
 
 
@@ -147,19 +146,18 @@ _NO_NAME: Final = re.compile(r"[^A-Z0-9]+")
 
 
 class Placeholders:
-    """The placeholders of one request: equal values get the same one, and none occurs in the prompt."""
+    """The placeholders of one request: equal values get the same one, and none occurs in the prompt.
+
+    Attributes:
+        values: value of each placeholder.
+    """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         """Reserve whatever looks like a placeholder in `texts`, all texts of the prompt before redaction."""
         self._reserved = frozenset(shape for text in texts for shape in _SHAPE.findall(text))
         self._by_value: dict[tuple[str, str], str] = {}
-        self._values: dict[str, str] = {}
+        self.values: dict[str, str] = {}
         self._counts: dict[str, int] = {}
-
-    @property
-    def values(self) -> Mapping[str, str]:
-        """Value of each placeholder."""
-        return MappingProxyType(self._values)
 
     def of(self, rule: str, value: str) -> str:
         """Return the placeholder of a `value` that `rule` found; make a new one if there is none."""
@@ -169,12 +167,12 @@ class Placeholders:
         placeholder = self._by_value.get((kind, value))
         if placeholder is None:
             placeholder = self._by_value[kind, value] = self._new(kind)
-            self._values[placeholder] = value
+            self.values[placeholder] = value
         return placeholder
 
     def restore(self, text: str) -> str:
         """Return `text` with the values in place of their placeholders. Values are not searched again."""
-        return _SHAPE.sub(lambda match: self._values.get(match[0], match[0]), text)
+        return _SHAPE.sub(lambda match: self.values.get(match[0], match[0]), text)
 
     def for_answer(self) -> "Placeholders":
         """Return a copy for the answer: values added to the copy cannot be restored from this one."""

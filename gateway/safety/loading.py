@@ -175,7 +175,7 @@ def problems_of(rule: RuleSettings) -> Iterator[Problem]:
     """Yield the problems of `rule`: a refused pattern, or examples with another result than stated."""
     try:
         spec = custom_rule(rule)
-        scanner = RuleSet([spec], max_chars=None)
+        scanner = RuleSet([spec], is_prompt=False)
         # A rule filters answers too, so it must be possible to follow it in a stream.
         Automaton(watched_rules([spec]))
     except PatternError as error:

@@ -110,10 +110,10 @@ def _rules(
     specs: tuple[RuleSpec, ...],
     deny: tuple[str, ...],
     allow: tuple[str, ...],
-    max_chars: int | None,
+    is_prompt: bool,
 ) -> RuleSet:
-    """Compile rules; policies with the same lists and limit share them, also across reloads."""
-    return RuleSet(specs, Lexicon(deny, allow), max_chars)
+    """Compile rules; policies with the same lists share them, also across reloads."""
+    return RuleSet(specs, Lexicon(deny, allow), is_prompt=is_prompt)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class SafetyPolicy:
     @cached_property
     def rules(self) -> RuleSet:
         """Rules for prompts; where the policy is not enabled, nobody asks for them."""
-        return _rules(self._specs, self.deny, self.allow, self.settings.max_chars)
+        return _rules(self._specs, self.deny, self.allow, is_prompt=True)
 
     @cached_property
     def output(self) -> OutputRules | None:
@@ -181,7 +181,7 @@ class SafetyPolicy:
             return None
         # Injections are no matter of answers, so scored rules are not followed there.
         specs = tuple(spec for spec in self._specs if not spec.scored)
-        rules = _rules(specs, self.deny, self.allow, None)
+        rules = _rules(specs, self.deny, self.allow, is_prompt=False)
         shared = output_rules(
             self.settings.output, self.output_actions, watched_rules(specs), rules, rules.lists
         )

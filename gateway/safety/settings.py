@@ -18,9 +18,10 @@ from pydantic import (
 
 from gateway.safety.findings import Action, Choice
 from gateway.safety.patterns import PatternError, compiled
-from gateway.safety.rules.limits import CHARS_MAX
 from gateway.safety.rules.validators import FOR_ANY_PATTERN
 
+CHARS_MAX: Final = 200_000
+"""Longest text of a prompt that is inspected unless a policy says otherwise, in characters."""
 CUSTOM: Final = "custom"
 """Family of the operator's rules."""
 _RULE: Final = r"^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$"

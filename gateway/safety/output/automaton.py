@@ -144,7 +144,6 @@ class AutomatonState:
         reach: longest possible length of a partial match, with the characters after it that decide;
             or UNBOUNDED.
         edges: transitions by character; see `Edge`.
-        alike: transitions by what the automaton knows of a character.
     """
 
     groups: tuple[Threads, ...]
@@ -152,7 +151,6 @@ class AutomatonState:
     in_word: bool
     reach: int
     edges: "dict[str, Edge]" = field(default_factory=dict)
-    alike: "dict[tuple[int, bool, str], Edge]" = field(default_factory=dict)
 
 
 Edge = tuple[AutomatonState, tuple[int, ...] | None, int, int]
@@ -214,7 +212,7 @@ class Automaton:
     def edge(self, state: AutomatonState, char: str) -> Edge:
         """Make the edge of `state` for `char`."""
         plain = seen_as(char)
-        edge = self._alike(state, plain) if plain else (state, None, HIDDEN, 0)
+        edge = self._step(state, plain) if plain else (state, None, HIDDEN, 0)
         if len(state.edges) < self._states_max and char not in APART_CHARS:
             state.edges[char] = edge
         return edge
@@ -255,14 +253,6 @@ class Automaton:
             if any(links[position] for links in self._follow):
                 self._waits |= 1 << position
         self._rules.append((((1 << size) - 1) << base, last, rule))
-
-    def _alike(self, state: AutomatonState, plain: str) -> Edge:
-        """Return the edge that all characters share which the patterns do not tell apart."""
-        key = self._symbol(plain), plain in WORD_CHARS, plain if self._words else ""
-        edge = state.alike.get(key)
-        if edge is None:
-            edge = state.alike[key] = self._step(state, plain)
-        return edge
 
     def _symbol(self, plain: str) -> int:
         """Return the positions that may hold `plain`."""
@@ -338,7 +328,6 @@ class Automaton:
             if len(self._states) >= self._states_max:
                 for old in self._states.values():
                     old.edges.clear()
-                    old.alike.clear()
                 self._states.clear()
             state = AutomatonState(groups, heads, in_word, self._reach(groups))
             self._states[groups, heads, in_word] = state

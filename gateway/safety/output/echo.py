@@ -57,7 +57,7 @@ class EchoWatch(ReadingsWatch[_EchoPlace]):
     def __init__(self, system: str, *, stops: bool, words: int = WORDS) -> None:
         """Look for `words` words of `system` in a row; `stops`: the first finding ends the answer."""
         super().__init__(_EchoPlace(None))
-        own = list(map(_plain, _WORD.findall(view(system)[0])))
+        own = list(map(_plain, _WORD.findall(view(system).text)))
         runs = (tuple(own[at : at + words]) for at in range(len(own) - words + 1))
         self.runs = frozenset(filter(all, runs))
         self._beginnings = frozenset(run[:-1] for run in self.runs)

@@ -96,7 +96,6 @@ class Restorer:
 
     def __init__(self, placeholders: Placeholders) -> None:
         self._placeholders = placeholders
-        self._values: Mapping[str, str] = placeholders.values
         self._pending = ""
 
     def push(self, text: str) -> str:
@@ -108,7 +107,8 @@ class Restorer:
         begin = text.rfind("<")
         tail = text[begin:] if begin >= 0 else ""
         if tail and not any(
-            placeholder != tail and placeholder.startswith(tail) for placeholder in self._values
+            placeholder != tail and placeholder.startswith(tail)
+            for placeholder in self._placeholders.values
         ):
             tail = ""
         self._pending = tail

@@ -266,7 +266,7 @@ class Redactor:
         """Return the offset up to which `pending` decides about its first `length` characters."""
         if APART.search(pending):
             return len(pending)
-        behind = view(pending[length:])[1][: max(1, self._rules.automaton.context_after)]
+        behind = view(pending[length:]).starts[: max(1, self._rules.automaton.context_after)]
         return length + (behind[-1] + 1 if behind else 0)
 
     def _context_chars(self, pending: str) -> int:
@@ -319,7 +319,7 @@ class Redactor:
         return edited(piece, edits) if edits else piece
 
     def _remember(self, piece: str) -> None:
-        self._context += piece if piece.isascii() else view(piece)[0]
+        self._context += view(piece).text
         if len(self._context) > 4 * _CONTEXT_CHARS:
             keep = max(_CONTEXT_CHARS, self._rules.automaton.context_before)
             self._context = self._context[-keep:]

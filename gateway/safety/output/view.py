@@ -56,14 +56,6 @@ def seen_as(char: str) -> str:
     return plain if len(plain) == 1 and plain.isascii() else char
 
 
-def view(text: str) -> tuple[str, Sequence[int]]:
-    """Return `text` in the view, and for each character of the view its offset in `text`."""
-    if text.isascii():
-        return text, range(len(text))
-    characters = [(index, plain) for index, char in enumerate(text) if (plain := seen_as(char))]
-    return "".join(plain for _, plain in characters), [index for index, _ in characters]
-
-
 @dataclass(frozen=True)
 class Reading:
     """One reading of a text: for each of its characters the place in the text that it was made from."""
@@ -73,24 +65,26 @@ class Reading:
     ends: Sequence[int]
 
 
+def view(text: str) -> Reading:
+    """Return `text` as patterns are matched on it."""
+    if text.isascii():
+        return Reading(text, range(len(text)), range(1, len(text) + 1))
+    return _reading(text, None)
+
+
 def readings(text: str) -> Iterator[Reading]:
     """Yield the readings of `text`: the view, and those that may differ from it, the shortest last."""
-    plain, offsets = view(text)
-    same = isinstance(offsets, range)
-    ends = range(1, len(text) + 1) if same else [offset + 1 for offset in offsets]
-    yield Reading(plain, offsets, ends)
-    if APART.search(text) is None:
-        return
+    yield view(text)
     controls = not _CONTROLS.isdisjoint(text)
     for kind in KINDS:
         if "\\" in text if kind.decodes else controls:
             yield _reading(text, TextReader(kind))
 
 
-def _reading(text: str, reader: "TextReader") -> Reading:
+def _reading(text: str, reader: "TextReader | None") -> Reading:
     chars, starts, ends = [], [], []
     for index, char in enumerate(text):
-        read, width = reader.take(char)
+        read, width = (char, 1) if reader is None else reader.take(char)
         if read and (plain := seen_as(read)):
             chars.append(plain)
             starts.append(index + 1 - width)

@@ -9,7 +9,6 @@ the one further left, then the rule id. What the winner leaves of a loser remain
 or digit: every character that a finding covered stays covered, and by one finding only.
 """
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
@@ -19,8 +18,14 @@ import re2
 from gateway.safety.findings import BY_PLACE, Finding, Severity
 from gateway.safety.patterns import set_of
 from gateway.safety.rules.lexicon import NO_LISTS, Lexicon
-from gateway.safety.rules.limits import CHARS_MAX, RUN_CHARS_MAX, repetitions
-from gateway.safety.rules.payloads import ANY_RUN, ROT13, is_nested, payloads_of
+from gateway.safety.rules.payloads import (
+    ANY_RUN,
+    ROT13,
+    RUN_CHARS_MAX,
+    is_nested,
+    payloads_of,
+    repetitions,
+)
 from gateway.safety.rules.scanner import CompiledForm, Subject, findings_of
 from gateway.safety.rules.spec import RuleSpec, Span
 
@@ -87,34 +92,28 @@ class RuleSet:
         self,
         specs: Sequence[RuleSpec],
         lists: Lexicon = NO_LISTS,
-        max_chars: int | None = CHARS_MAX,
+        *,
+        is_prompt: bool = True,
     ) -> None:
         """Compile the rules; raises `PatternError` if a pattern is not accepted.
 
-        `max_chars` is None for answers, which are neither limited nor decoded.
+        Only prompts are decoded, and searched for repetitions.
         """
         self.specs = tuple(specs)
         self.lists = lists
-        self._is_prompt = max_chars is not None
-        self._longest = sys.maxsize if max_chars is None else max_chars
+        self._is_prompt = is_prompt
         self._forms = [CompiledForm(spec, form) for spec in self.specs for form in spec.forms]
         self._hints = _set_of((*(form.hint for form in self._forms), _ALWAYS))
 
     def scan(self, text: str) -> list[Finding]:
-        """Return the findings in `text`, ordered by place and without overlaps.
-
-        Text behind the limit is not inspected and is a finding itself.
-        """
-        inspected = text[: self._longest]
-        subject = Subject(inspected)
+        """Return the findings in `text`, ordered by place and without overlaps."""
+        subject = Subject(text)
         findings = findings_of(subject, self._occurring(subject.data))
         if self._is_prompt:
             findings += self._of_prompts(subject)
         if not self.lists.is_empty:
-            findings += self.lists.denied(inspected)
-            findings = self.lists.without_allowed(inspected, findings)
-        if len(inspected) < len(text):
-            findings.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
+            findings += self.lists.denied(text)
+            findings = self.lists.without_allowed(text, findings)
         return resolved(text, findings) if findings else []
 
     def scan_hidden(self, payload: str, name: str, span: Span) -> list[Finding]:
@@ -122,7 +121,7 @@ class RuleSet:
 
         They are called "FAMILY.encoded.NAME". A hidden injection is no accident, so it is severe.
         """
-        subject = Subject(payload[: self._longest])
+        subject = Subject(payload)
         inner = findings_of(subject, self._occurring(subject.data))
         worst: dict[str, Severity] = {}
         for finding in (*inner, *self.lists.denied(subject.text)):

@@ -89,18 +89,17 @@ class CompiledForm:
         while (match := self._regex.search(data, at)) is not None:
             start, end = match.span()
             first, last = subject.chars(start), subject.chars(end)
-            span: Span | bool | None = None
+            result: Span | bool | None = None
             if self._in_context(subject.text, first):
                 candidate = RuleMatch(subject.text, first, last, self.spec)
-                span = count >= self._found_max or self._validate(candidate)
-            if not span:
+                result = count >= self._found_max or self._validate(candidate)
+            if not result:
                 # Continue with the next word: a number may begin inside what looked like a longer
                 # one.
                 word = _WORD.match(data, start)
                 at = word.end() if word else start + 1
                 continue
-            if span is True:
-                span = first, last
+            span = (first, last) if isinstance(result, bool) else result
             yield span
             count += 1
             # The head of the next match may overlap this finding.

@@ -106,42 +106,30 @@ def _remove_escapes(edited: EditedText) -> None:
 
 REPLACEMENT: Final = "\ufffd"
 
-_NOT_PLAIN = re.compile(
-    f"[{c.LINE_ENDS}{c.SURROGATES}{c.NONCHARACTERS}{c.BLANKS}{c.BRAILLE_BLANK}]+"
-)
 _CRLF = re.compile("\r\n")
 _BRAILLE = re.compile(f"[{c.BRAILLE}]")
-_TABLE: Final = {
-    **dict.fromkeys(c.members(c.LINE_ENDS), "\n"),
-    **dict.fromkeys(c.members(c.SURROGATES + c.NONCHARACTERS), REPLACEMENT),
-    **dict.fromkeys(c.members(c.BLANKS), " "),
-}
-_TABLE_WITHOUT_BRAILLE: Final = {**_TABLE, ord(c.BRAILLE_BLANK): " "}
-_FLAGGED: Final = (
-    ("unicode.surrogate", re.compile(f"[{c.SURROGATES}]+")),
-    ("unicode.noncharacter", re.compile(f"[{c.NONCHARACTERS}]+")),
-    ("unicode.blank", re.compile(f"[{c.BLANKS}]+")),
+_REPLACED: Final = tuple(
+    (rule, re.compile(f"[{chars}]+"), dict.fromkeys(c.members(chars), plain))
+    for rule, chars, plain in (
+        ("", c.LINE_ENDS, "\n"),
+        ("unicode.surrogate", c.SURROGATES, REPLACEMENT),
+        ("unicode.noncharacter", c.NONCHARACTERS, REPLACEMENT),
+        ("unicode.blank", c.BLANKS, " "),
+        ("unicode.blank", c.BRAILLE_BLANK, " "),
+    )
 )
-_BRAILLE_BLANKS: Final = ("unicode.blank", re.compile(f"{c.BRAILLE_BLANK}+"))
+"""Odd characters and what they become, each with the rule that flags them; braille stands last."""
 
 
 def _replace_odd(edited: EditedText) -> None:
     """Replace odd characters by plain ones."""
-    before = edited.text
-    if _NOT_PLAIN.search(before) is None:
-        return
-    table = _TABLE
-    if not before.isascii():
-        has_braille = _BRAILLE.search(before) is not None
-        for rule, pattern in _FLAGGED if has_braille else (*_FLAGGED, _BRAILLE_BLANKS):
-            edited.flag_all(
-                rule, (match.span() for match in pattern.finditer(before)), Severity.LOW
-            )
-        table = _TABLE if has_braille else _TABLE_WITHOUT_BRAILLE
-    if "\r\n" in before:
-        edited.replace((*match.span(), "\n") for match in _CRLF.finditer(before))
-    if _NOT_PLAIN.search(edited.text):
-        edited.advance(_NOT_PLAIN.sub(lambda match: match[0].translate(table), edited.text))
+    edited.replace((*match.span(), "\n") for match in _CRLF.finditer(edited.text))
+    has_braille = _BRAILLE.search(edited.text) is not None
+    for rule, pattern, table in _REPLACED[:-1] if has_braille else _REPLACED:
+        if spans := [match.span() for match in pattern.finditer(edited.text)]:
+            edited.advance(edited.text.translate(table))
+            if rule:
+                edited.flag_all(rule, spans, Severity.LOW)
 
 
 # Styled letters (full-width, mathematical, circled, squared, raised) become ASCII where they spell words.

@@ -21,5 +21,5 @@ SAMPLES = (
 def default() -> tuple[Sequence[WatchedRule], RuleSet]:
     """The default rules that go by patterns, all watched."""
     specs = [spec for spec in default_rules() if not spec.scored]
-    scanner = RuleSet(specs, max_chars=None)
+    scanner = RuleSet(specs, is_prompt=False)
     return watched_rules(specs), scanner

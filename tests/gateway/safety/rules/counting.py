@@ -9,7 +9,6 @@ import pytest
 from gateway.safety import patterns
 from gateway.safety.findings import Finding
 from gateway.safety.rules import payloads, scanner
-from gateway.safety.rules.limits import CHARS_MAX
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleMatch, default_rules
 
@@ -34,11 +33,11 @@ class Work:
 class CountedRules:
     """A `RuleSet` whose searches are counted."""
 
-    def __init__(self, specs: Any, max_chars: int = CHARS_MAX) -> None:
+    def __init__(self, specs: Any) -> None:
         self._work = Work()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scanner, "compiled", self._counted)
-            self._rules = RuleSet(specs, max_chars=max_chars)
+            self._rules = RuleSet(specs)
 
     def scan(self, text: str) -> tuple[list[Finding], Work]:
         self._work.__init__()  # type: ignore[misc]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.rules.limits import repetitions
+from gateway.safety.rules.payloads import repetitions
 from gateway.safety.rules.ruleset import RuleSet
 
 RULES = RuleSet(())
@@ -49,5 +49,5 @@ def test_ordinary_text_repeats_little(text: str) -> None:
 
 
 def test_answers_are_not_limited() -> None:
-    rules = RuleSet((), max_chars=None)
+    rules = RuleSet((), is_prompt=False)
     assert rules.scan("a" * 500_000 + "\u0301" * 20) == []

@@ -122,4 +122,4 @@ def test_a_payload_that_the_caller_decoded() -> None:
 
 
 def test_decoding_can_be_left_out() -> None:
-    assert RuleSet(default_rules(), max_chars=None).scan(b64(ATTACK)) == []
+    assert RuleSet(default_rules(), is_prompt=False).scan(b64(ATTACK)) == []
