@@ -25,8 +25,8 @@ from gateway.safety.findings import (
     moves_of,
 )
 from gateway.safety.guards.checks import Decided
-from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter
+from gateway.safety.output.redactor import AssembledFilter
 from gateway.safety.policy import HIDDEN, SafetyPolicies, SafetyPolicy
 from gateway.safety.text.edited_text import EditedText
 from gateway.safety.text.invisible import smuggled

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from gateway.safety.findings import Action
 from gateway.safety.guards.entities import entities_of, rule_of
-from gateway.safety.output.automaton import Automaton, watched_rules
+from gateway.safety.output.automaton import Automaton
 from gateway.safety.patterns import PatternError
 from gateway.safety.policy import (
     ANSWER_RULES,
@@ -177,7 +177,7 @@ def problems_of(rule: RuleSettings) -> Iterator[Problem]:
         spec = custom_rule(rule)
         scanner = RuleSet([spec], is_prompt=False)
         # A rule filters answers too, so it must be possible to follow it in a stream.
-        Automaton(watched_rules([spec]))
+        Automaton([spec])
     except PatternError as error:
         yield ("pattern",), str(error)
         return

@@ -28,7 +28,6 @@ from gateway.safety.findings import Action, ActionTable, Choice, Severity
 from gateway.safety.guards.checks import EntityGuard, Guard
 from gateway.safety.guards.entities import EntityTags
 from gateway.safety.guards.families import family_of
-from gateway.safety.output.automaton import watched_rules
 from gateway.safety.output.filter import output_rules
 from gateway.safety.output.redactor import OutputRules
 from gateway.safety.patterns import PatternError, longest_match
@@ -182,9 +181,7 @@ class SafetyPolicy:
         # Injections are no matter of answers, so scored rules are not followed there.
         specs = tuple(spec for spec in self._specs if not spec.scored)
         rules = _rules(specs, self.deny, self.allow, is_prompt=False)
-        shared = output_rules(
-            self.settings.output, self.output_actions, watched_rules(specs), rules, rules.lists
-        )
+        shared = output_rules(self.settings.output, self.output_actions, specs, rules, rules.lists)
         readers = self.answer_readers
         return replace(
             shared,

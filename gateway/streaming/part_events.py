@@ -8,7 +8,7 @@ from typing import Final
 from gateway.models.tokenizer import ModelTokenizer
 from gateway.models.tool_events import Parsed, ToolCallParser
 from gateway.models.tools import ToolUse, map_texts
-from gateway.safety.output.assembled import AssembledFilter
+from gateway.safety.output.redactor import AssembledFilter
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
 

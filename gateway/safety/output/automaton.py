@@ -18,11 +18,9 @@ that was seen before in a state costs one look-up.
 """
 
 import string
-import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Final
 
 from typing_extensions import override
@@ -31,7 +29,6 @@ from gateway.safety.output.view import APART_CHARS, Place, ReadingsWatch, seen_a
 from gateway.safety.patterns import (
     NOWHERE,
     Links,
-    Positions,
     bits_of,
     positions_of,
     set_of,
@@ -39,54 +36,7 @@ from gateway.safety.patterns import (
     union,
 )
 from gateway.safety.rules.lexicon import fold_case
-from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND, RuleSpec
-
-UNBOUNDED: Final = sys.maxsize
-"""Stands for a length or an offset without an upper bound."""
-
-
-@dataclass(frozen=True)
-class WatchedRule:
-    """A rule as the filter of answers follows it.
-
-    Attributes:
-        id: its name.
-        patterns: regular expressions in RE2's syntax; together they match all that the rule can
-            find, or more.
-        max_match_chars: length of the longest match; None if there is no bound.
-        context_before: characters before a match that decide about it.
-        context_after: characters behind a match that decide about it.
-        heads: for each pattern the beginning that belongs to no finding, or ""; at most
-            `context_before` characters.
-    """
-
-    id: str
-    patterns: tuple[str, ...]
-    max_match_chars: int | None = None
-    context_before: int = 0
-    context_after: int = 0
-    heads: tuple[str, ...] = ()
-
-    @property
-    def reach(self) -> int:
-        """Characters that a match may hold, or that may decide about it."""
-        most = self.max_match_chars
-        return UNBOUNDED if most is None else most + self.context_after
-
-
-def watched_rules(specs: Iterable[RuleSpec]) -> tuple[WatchedRule, ...]:
-    """Return `specs` as the stream follows them."""
-    return tuple(
-        WatchedRule(
-            spec.id,
-            tuple(form.stream or form.pattern for form in spec.forms),
-            max_match_chars=spec.max_length,
-            context_before=spec.context_chars + LOOKBEHIND,
-            context_after=LOOKAHEAD,
-            heads=tuple(form.head for form in spec.forms),
-        )
-        for spec in specs
-    )
+from gateway.safety.rules.spec import UNBOUNDED, Form, RuleSpec
 
 
 class WordList:
@@ -175,7 +125,7 @@ class Automaton:
 
     def __init__(
         self,
-        rules: Sequence[WatchedRule],
+        rules: Sequence[RuleSpec],
         words: WordList | None = None,
         states_max: int = STATES_MAX,
     ) -> None:
@@ -188,15 +138,18 @@ class Automaton:
         self._heads = 0
         self._last = 0
         self._waits = 0
-        self._rules: list[tuple[int, int, WatchedRule]] = []
+        self._rules: list[tuple[int, int, RuleSpec]] = []
         """For each pattern its positions, those of them that end it, and its rule."""
         for rule in rules:
-            self._add(rule)
+            for form in rule.forms:
+                self._add(rule, form)
         self._sets = set_of(self._masks)
         self._symbols: dict[str, int] = {}
         self._states: dict[tuple[tuple[Threads, ...], int, bool], AutomatonState] = {}
-        self.context_before = max((rule.context_before for rule in rules), default=0)
-        self.context_after = max((rule.context_after for rule in rules), default=0)
+        self.context_before = max(
+            (rule.context_chars + rule.lookbehind for rule in rules), default=0
+        )
+        self.context_after = max((rule.lookahead for rule in rules), default=0)
         self.start = self._state((), 0, False)
         """State of an answer without a character."""
 
@@ -230,13 +183,10 @@ class Automaton:
                 return False
         return True
 
-    def _add(self, rule: WatchedRule) -> None:
-        for pattern, head in zip_longest(rule.patterns, rule.heads, fillvalue=""):
-            assert pattern.startswith(head), "a head is where its pattern begins"
-            head_chars = len(positions_of(head).chars) if head else 0
-            self._place(rule, positions_of(pattern), head_chars)
-
-    def _place(self, rule: WatchedRule, positions: Positions, head_chars: int) -> None:
+    def _add(self, rule: RuleSpec, form: Form) -> None:
+        assert form.pattern.startswith(form.head), "a head is where its pattern begins"
+        head_chars = len(positions_of(form.head).chars) if form.head else 0
+        positions = positions_of(form.stream or form.pattern)
         base, size = len(self._follow[0]), len(positions.chars)
         for position, chars in enumerate(positions.chars, base):
             self._masks[chars] = self._masks.get(chars, 0) | 1 << position
@@ -292,7 +242,7 @@ class Automaton:
             # The first group to end is the oldest start: the longest match.
             if mask & self._last or any(map(self._words.holds, words_read)):
                 claim = index if claim < 0 else claim
-                beyond = (rule.context_after for _, last, rule in self._rules if mask & last)
+                beyond = (rule.lookahead for _, last, rule in self._rules if mask & last)
                 after = max(after, *beyond, 0)
             # A thread at the very end of its pattern can neither grow nor wait.
             mask &= self._waits
@@ -336,7 +286,8 @@ class Automaton:
     def _reach(self, groups: tuple[Threads, ...]) -> int:
         reaches = [self._words.longest] if any(reads for _, reads in groups) else []
         for mask, _ in groups:
-            reaches += [rule.reach for positions, _, rule in self._rules if mask & positions]
+            rules = [rule for positions, _, rule in self._rules if mask & positions]
+            reaches += [rule.max_length + rule.lookahead for rule in rules]
         return max(reaches, default=0)
 
 

@@ -30,12 +30,13 @@ from gateway.safety.findings import (
     moves_of,
 )
 from gateway.safety.output import echo
-from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
+from gateway.safety.output.automaton import Automaton, WordList
 from gateway.safety.output.redactor import OutputRules, Redactor, covers
 from gateway.safety.output.view import Scanner, ViewScanner
 from gateway.safety.output.windows import AnswerWindow, AnswerWindows
 from gateway.safety.patterns import compiled
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
+from gateway.safety.rules.spec import UNBOUNDED, Form, RuleSpec
 from gateway.safety.settings import OutputSettings
 
 CANARY: Final = "output.canary"
@@ -72,7 +73,18 @@ class OutputOnlyScanner(Scanner):
             for rule, forms in patterns.items()
             if table.choose(rule, _SEVERITIES[rule]).action is not Action.ALLOW
         }
-        self.watched = tuple(WatchedRule(rule, forms) for rule, forms in patterns.items() if forms)
+        self.watched = [
+            RuleSpec(
+                rule,
+                tuple(map(Form, forms)),
+                _SEVERITIES[rule],
+                UNBOUNDED,
+                context_chars=0,
+                lookbehind=0,
+                lookahead=0,
+            )
+            for rule, forms in patterns.items()
+        ]
         self._compiled = [
             (rule, compiled(pattern)) for rule, forms in patterns.items() for pattern in forms
         ]
@@ -123,7 +135,7 @@ class Restorer:
 def output_rules(
     settings: OutputSettings,
     table: ActionTable,
-    watched: Sequence[WatchedRule],
+    watched: Sequence[RuleSpec],
     scanner: Scanner,
     lists: Lexicon,
 ) -> OutputRules:
@@ -132,7 +144,7 @@ def output_rules(
     Args:
         settings: settings of rules for answers only.
         table: actions on answers.
-        watched: all rules of `scanner` that have patterns; those that only flag cost nothing.
+        watched: all rules of `scanner`; those that only flag cost nothing.
         scanner: finds matches of the rules and of the operator's lists.
         lists: the lists alone.
 

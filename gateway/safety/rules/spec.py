@@ -5,6 +5,7 @@ The built-in rules are the files of `gateway/safety/data/rules`. Their keys are 
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,15 @@ from typing import Any, Final
 import yaml
 
 from gateway.safety.findings import Severity
+
+LOOKBEHIND: Final = 32
+"""How far before a match a validator looks, in characters. Context words come on top."""
+LOOKAHEAD: Final = 8
+"""How far behind a match a validator looks, in characters: a stream holds as much back behind every
+match.
+"""
+UNBOUNDED: Final = sys.maxsize
+"""Stands for a length or an offset without an upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,10 @@ class RuleSpec:
     """Words that make a form in context count. They match at the start of a word, in any case."""
     context_chars: int = 48
     """Farthest start of a context word before the match, in characters."""
+    lookbehind: int = LOOKBEHIND
+    """Characters before a match and its context words that decide about it."""
+    lookahead: int = LOOKAHEAD
+    """Characters behind a match that decide about it."""
 
     @property
     def scored(self) -> bool:
@@ -101,13 +115,6 @@ class RuleMatch:
         match = pattern.match(self.text, start, limit)
         return match.end() if match else start
 
-
-LOOKBEHIND = 32
-"""How far before a match a validator looks, in characters. Context words come on top."""
-LOOKAHEAD = 8
-"""How far behind a match a validator looks, in characters: a stream holds as much back behind every
-match.
-"""
 
 Validator = Callable[[RuleMatch], Span | bool | None]
 """Returns whether the match is a finding, or the place of the finding, which may be smaller or larger.

@@ -2,7 +2,7 @@ r"""Normalizes prompts: the text for the model, a finding for every change, and 
 
 The steps, in order: ANSI escape sequences, line ends and odd characters, isolates, invisible
 characters, styled letters, canonical composition with a limit on marks; then chat-template syntax
-is searched. Visible text of any script, emoji and code come out as they went in, in NFC.
+is broken. Visible text of any script, emoji and code come out as they went in, in NFC.
 
 Text that a step changed is processed again, because removing a character can join others. If it
 still changes in the second pass, the last pass removes all invisible characters. So the result is
@@ -23,11 +23,48 @@ from typing import Final
 from gateway.safety.findings import Severity
 from gateway.safety.text import characters as c
 from gateway.safety.text import ucd
-from gateway.safety.text.chat_syntax import FIRSTS, neutralize
 from gateway.safety.text.edited_text import EditedText
 from gateway.safety.text.invisible import strip, strip_all
 
 RULE_INVISIBLE_ONLY: Final = "unicode.invisible_only"
+
+# Chat-template syntax and special tokens are broken by a visible space behind their first character:
+# `<|im_start|>` becomes `< |im_start|>`. No text is lost, and the model does not even see a look-alike of its own
+# syntax (prompts are encoded with special tokens disabled anyway).
+#
+# Broken are the tokens of a list, letter for letter, and everything of the shape `<|name|>`; styled letters count as
+# what they stand for (full-width `＜｜ｅｏｔ｜＞`). `<s>` and `</s>` are also HTML (text struck through): a pair
+# stays, one without its partner does not.
+
+_SYNTAX_RULE: Final = "syntax.chat_template"
+
+TOKENS: Final = (
+    # Llama 2, Mistral
+    "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CONTENT]", "[/TOOL_CONTENT]",
+    "[THINK]", "[/THINK]",
+    # Gemma
+    "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<start_function_call>",
+    # Qwen, Hermes, DeepSeek and others: tools and thoughts
+    "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>",
+    # Ends and fillers of many vocabularies
+    "<bos>", "<eos>", "<pad>", "<unk>", "<s>", "</s>",
+)  # fmt: skip
+
+_SHAPES: Final = r"<\|[^\s<>|]{1,64}\|>"
+"""ChatML, Llama 3, Phi, Granite, GPT, DeepSeek: names between bars."""
+_OPEN, _CLOSE = "<s>", "</s>"
+FIRSTS: Final = {token[0] for token in TOKENS} | {"<"}
+"""Characters that a token can begin with."""
+_STYLED_FIRSTS: Final = {chr(code) for code, plain in c.PLAIN_OF.items() if plain in FIRSTS}
+_LEAD: Final = re.compile(f"[{''.join(map(re.escape, FIRSTS | _STYLED_FIRSTS))}]")
+_LONGEST_FIRST: Final = sorted(TOKENS, key=len, reverse=True)
+# Only the first character is consumed, the rest is a look-ahead: tokens inside tokens are found too.
+_TOKEN: Final = re.compile(
+    f"[{''.join(map(re.escape, FIRSTS))}](?<=(?=({'|'.join([_SHAPES, *map(re.escape, _LONGEST_FIRST)])})).)",
+    re.DOTALL,
+)
+_STYLED_RUN: Final = re.compile(f"[{c.STYLED}\uff01-\uff5e]+")
 
 _ASCII_CONTROLS = "\x00-\x08\x0b-\x1f\x7f"
 _ASCII_ODD = re.compile(f"[{_ASCII_CONTROLS}]")
@@ -48,7 +85,7 @@ def normalize(text: str) -> EditedText:
     edited = EditedText(text)
     if not text.isascii() or _ASCII_ODD.search(text):
         _clean(edited)
-    neutralize(edited)
+    _neutralize(edited)
     return edited
 
 
@@ -219,3 +256,30 @@ def _limit_marks(edited: EditedText) -> None:
     floods = [(match.start() + MARKS_MAX, match.end()) for match in _FLOOD.finditer(edited.text)]
     edited.flag_all(_FLOOD_RULE, floods, Severity.MEDIUM)
     edited.remove(floods)
+
+
+def _neutralize(edited: EditedText) -> None:
+    """Break every token in the text, and flag it."""
+    text = edited.text
+    # Most texts have no character that a token begins with.
+    if _LEAD.search(text) is None:
+        return
+    if not text.isascii():
+        text = _STYLED_RUN.sub(lambda match: match[0].translate(c.PLAIN_OF), text)
+    tokens = _without_pairs(text, [match.span(1) for match in _TOKEN.finditer(text)])
+    if tokens:
+        edited.flag_all(_SYNTAX_RULE, tokens, Severity.MEDIUM)
+        edited.replace((start, start + 1, f"{edited.text[start]} ") for start, _ in tokens)
+
+
+def _without_pairs(text: str, tokens: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return `tokens` without `<s>` and `</s>` that belong together."""
+    paired: set[int] = set()
+    opened: list[int] = []
+    for start, end in tokens:
+        token = text[start:end]
+        if token == _OPEN:
+            opened.append(start)
+        elif token == _CLOSE and opened:
+            paired.update((opened.pop(), start))
+    return [span for span in tokens if span[0] not in paired] if paired else tokens

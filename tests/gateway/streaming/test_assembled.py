@@ -22,9 +22,8 @@ from gateway.models.tools import (
     map_texts,
 )
 from gateway.safety.findings import Finding, Placeholders
-from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter
-from gateway.safety.output.redactor import OutputRules
+from gateway.safety.output.redactor import AssembledFilter, OutputRules
 from gateway.streaming.part_events import PartEvents
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END

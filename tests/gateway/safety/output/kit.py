@@ -18,12 +18,28 @@ from gateway.safety.findings import (
     TextDecision,
     apply,
 )
-from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
+from gateway.safety.output.automaton import Automaton, WordList
 from gateway.safety.output.redactor import OutputRules, Redactor
 from gateway.safety.output.view import Scanner, ViewScanner
+from gateway.safety.rules.spec import UNBOUNDED, Form, RuleSpec
 
 Check = Callable[[str, int, int], tuple[int, int] | None]
 """The place of the finding for a match in a text, or None."""
+
+
+def rule_spec(
+    pattern: str,
+    longest: int | None = None,
+    before: int = 0,
+    after: int = 0,
+    name: str = "r",
+    head: str = "",
+) -> RuleSpec:
+    """A rule of one pattern, None without a longest match, that looks so far around its matches."""
+    forms, most = (Form(pattern, head=head),), UNBOUNDED if longest is None else longest
+    return RuleSpec(
+        name, forms, Severity.HIGH, most, context_chars=before, lookbehind=0, lookahead=after
+    )
 
 
 @dataclass(frozen=True)
@@ -38,9 +54,8 @@ class Rule:
     severity: Severity = Severity.HIGH
 
     @property
-    def watched(self) -> WatchedRule:
-        patterns = (self.cover or self.pattern,)
-        return WatchedRule(self.id, patterns, self.longest, self.before, self.after)
+    def watched(self) -> RuleSpec:
+        return rule_spec(self.cover or self.pattern, self.longest, self.before, self.after, self.id)
 
 
 def luhn(text: str, start: int, end: int) -> tuple[int, int] | None:
@@ -149,7 +164,7 @@ def small_rules() -> OutputRules:
 
 
 def rules_of(
-    watched: Sequence[WatchedRule],
+    watched: Sequence[RuleSpec],
     scanner: Scanner,
     words: Sequence[str] = (),
     table: ActionTable | None = None,

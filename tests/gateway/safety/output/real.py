@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from functools import cache
 
-from gateway.safety.output.automaton import WatchedRule, watched_rules
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import default_rules
+from gateway.safety.rules.spec import RuleSpec, default_rules
 from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
 
 SAMPLES = (
@@ -18,8 +17,8 @@ SAMPLES = (
 
 
 @cache
-def default() -> tuple[Sequence[WatchedRule], RuleSet]:
+def default() -> tuple[Sequence[RuleSpec], RuleSet]:
     """The default rules that go by patterns, all watched."""
     specs = [spec for spec in default_rules() if not spec.scored]
     scanner = RuleSet(specs, is_prompt=False)
-    return watched_rules(specs), scanner
+    return specs, scanner

@@ -8,16 +8,14 @@ import pytest
 import re2
 from hypothesis import given
 
-from gateway.safety.findings import Severity
 from gateway.safety.output.automaton import (
     Automaton,
     StreamWatch,
-    WatchedRule,
     WordList,
-    watched_rules,
 )
 from gateway.safety.patterns import PatternError
-from gateway.safety.rules.spec import Form, RuleSpec, default_rules
+from gateway.safety.rules.spec import RuleSpec, default_rules
+from tests.gateway.safety.output.kit import rule_spec
 
 PATTERNS = (
     r"\bab{1,3}c\b", r"a(?:b|cd)*e", r"(?i)k[s-u]+", r"[^a-c\s]{2}x", r"\Aab|ba\z", r"a.c", r"(?s)a.c",
@@ -39,7 +37,7 @@ PATTERNS = (
 )
 def test_what_cannot_be_followed_is_refused(pattern: str, reason: str) -> None:
     with pytest.raises(PatternError, match=reason):
-        Automaton([WatchedRule("some.rule", (pattern,))])
+        Automaton([rule_spec(pattern)])
 
 
 @given(
@@ -47,7 +45,7 @@ def test_what_cannot_be_followed_is_refused(pattern: str, reason: str) -> None:
     st.text(alphabet="abcdexkKsſ1.-_A B\nyé", max_size=30),
 )
 def test_a_match_is_never_missed(pattern: str, text: str) -> None:
-    automaton = Automaton([WatchedRule("r", (pattern,))])
+    automaton = Automaton([rule_spec(pattern)])
     for engine in (re2.compile(pattern), python_pattern(pattern)):
         for match in engine.finditer(text) if engine else ():
             start, end = match.span()
@@ -67,27 +65,23 @@ def python_pattern(pattern: str) -> "re.Pattern[str] | None":
         return None
 
 
-HEADED = WatchedRule("r", (r"(?i)\bkey[:=] ?[a-z0-9]{4,9}",), 20, 20, heads=(r"(?i)\bkey[:=] ?",))
-(KEY,) = watched_rules(spec for spec in default_rules() if spec.id == "secret.private_key")
+HEADED = rule_spec(r"(?i)\bkey[:=] ?[a-z0-9]{4,9}", 20, 20, head=r"(?i)\bkey[:=] ?")
+(KEY,) = (spec for spec in default_rules() if spec.id == "secret.private_key")
 HERONS = WordList(["Blue Heron", "ΣΟΦΟΣ", "heron", ""])
 ALL = -1
 """Stands for the end of what was fed: nothing waits."""
 
 
-def rule(pattern: str, longest: int | None = None, after: int = 0) -> WatchedRule:
-    return WatchedRule("r", (pattern,), longest, context_after=after)
-
-
-FOLLOWED: dict[str, tuple[WatchedRule | WordList, list[tuple[str, int]]]] = {
+FOLLOWED: dict[str, tuple[RuleSpec | WordList, list[tuple[str, int]]]] = {
     "repeat too long to write out": (
-        rule(r"<[a-z ]{3,1000}>", 1002), [("so <" + "a " * 600, 3), (">", ALL)]
+        rule_spec(r"<[a-z ]{3,1000}>", 1002), [("so <" + "a " * 600, 3), (">", ALL)]
     ),
-    "lazy": (rule(r"<b>[^<]{0,9}?</b>", 16), [("a <b>b</b", 2), ("> c", ALL)]),
+    "lazy": (rule_spec(r"<b>[^<]{0,9}?</b>", 16), [("a <b>b</b", 2), ("> c", ALL)]),
     **{
-        f"end decided behind it: {pattern}": (rule(pattern, 2), [("x AB", 2), (" ", ALL)])
+        f"end decided behind it: {pattern}": (rule_spec(pattern, 2), [("x AB", 2), (" ", ALL)])
         for pattern in (r"\bAB\b", r"AB\B", "AB$", r"AB\z", r"AB(?:\b|\z)")
     },
-    "end that nothing decides": (rule("AB", 2), [("x AB", ALL)]),
+    "end that nothing decides": (rule_spec("AB", 2), [("x AB", ALL)]),
     "private key": (
         KEY,
         [
@@ -96,7 +90,7 @@ FOLLOWED: dict[str, tuple[WatchedRule | WordList, list[tuple[str, int]]]] = {
         ],
     ),
     "invisible characters": (
-        rule("abcd{0,7}", 10, 3), [("abc" + "d\u200b" * 9, 0), ("d", ALL)]
+        rule_spec("abcd{0,7}", 10, after=3), [("abc" + "d\u200b" * 9, 0), ("d", ALL)]
     ),
     "words": (HERONS, [("a BLUE\u200b hero", 2), ("n, σοφος", -6)]),
     "word inside another": (HERONS, [("a cher", ALL)]),
@@ -126,17 +120,9 @@ CLAIMED = {
 @pytest.mark.parametrize("pattern", CLAIMED)
 def test_complete_match_is_claimed(pattern: str) -> None:
     for text in CLAIMED[pattern]:
-        watch = StreamWatch(Automaton([rule(pattern)]))
+        watch = StreamWatch(Automaton([rule_spec(pattern)]))
         watch.feed(text)
         assert watch.claims_before(len(text))
     watch = StreamWatch(Automaton([HEADED]))
     watch.feed("monkey= x1b2c key x1b2c")
     assert not watch.claims_before(watch.end), "without its head nothing matches"
-
-
-def test_what_a_rule_looks_at_is_watched() -> None:
-    spec = RuleSpec("pii.a", (Form("a{3}"), Form("b")), Severity.LOW, 3)
-    expected = WatchedRule(
-        "pii.a", ("a{3}", "b"), 3, context_before=80, context_after=8, heads=("", "")
-    )
-    assert watched_rules([spec]) == (expected,)

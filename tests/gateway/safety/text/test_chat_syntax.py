@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.text.chat_syntax import TOKENS
-from gateway.safety.text.normalize import normalize
+from gateway.safety.text.normalize import TOKENS, normalize
 
 SHAPED = [
     "<|im_start|>",
