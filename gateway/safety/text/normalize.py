@@ -232,7 +232,8 @@ MARKS_MAX = 16
 """Combining marks on one character. Tibetan stacks and Hebrew accents need at most nine."""
 _FLOOD_RULE: Final = "unicode.combining_flood"
 
-_FLOOD = re.compile(f"[{c.MARKS}]{{{MARKS_MAX + 1},}}")
+# The class of marks is slow, so what cannot be a flood is left out first: no mark is a letter, a digit or a space.
+_FLOOD = re.compile(f"(?=[^\\w\\s\x00-\u02ff]{{{MARKS_MAX + 1}}})[{c.MARKS}]{{{MARKS_MAX + 1},}}")
 _CLUSTERS = re.compile(
     "[^{0}{1}]?[{0}]+|[{2}]".format(
         ucd.TABLES["composing"], c.COMPATIBILITY_HAN, ucd.TABLES["composed"]
