@@ -259,7 +259,7 @@ class _Catalog:
     answering = callable = ("small", "whisper")
 
     def __getitem__(self, _: str) -> Any:
-        return SimpleNamespace(speech=_TOKENS)
+        return SimpleNamespace(tokenizer=SimpleNamespace(speech=_TOKENS))
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:
