@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits one by one: they are kept until they end, since the event loop itself holds no reference."""
+"""Tasks that nobody awaits one by one, kept until they end since the event loop holds no reference; a bounded wait."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
