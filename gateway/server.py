@@ -47,7 +47,7 @@ from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.runs import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.background import wait_for_event
-from sluice.errors import RETRY_AFTER_S, SetupError, ShuttingDown, SluiceError, TransportUnavailable
+from sluice.errors import SetupError, ShuttingDown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
 from sluice.settings import Settings
 from sluice.startup import split_address
@@ -337,9 +337,7 @@ class Gateway:
             self.http.drain()
         logger.info("gateway %s is draining: %d calls run", gateway_id, self.limiter.active)
         await wait_for_event(self.limiter.idle, self._settings.gateway.drain_s)
-        self.registry.fail_all(
-            ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
-        )
+        self.registry.fail_all(ShuttingDown("the gateway shut down; resume elsewhere"))
         await self.generator.shadows.close()
         await self.store.flush(RECORDS_S)
         await self.shared.close()

@@ -125,7 +125,9 @@ class _ItemStream:
             first = await self._next()
             call = self._of.stub.Run(metadata=self._of.metadata)
             sending = asyncio.ensure_future(self._send(call, first))
-            error: SluiceError = TransportUnavailable("the gateway ended the call")
+            error: SluiceError = TransportUnavailable(
+                "the gateway ended the call", retry_after_s=0.0
+            )
             try:
                 async for message in call:
                     for response in (message, *message.more):
@@ -165,4 +167,4 @@ class _ItemStream:
 def error_in(response: RunResponse) -> SluiceError:
     """Return the error of an item that has no answer."""
     error = from_status(status_pb2.Status.FromString(response.error))
-    return error or TransportUnavailable("the gateway's answer cannot be read")
+    return error or TransportUnavailable("the gateway's answer cannot be read", retry_after_s=0.0)

@@ -129,7 +129,7 @@ class Outbound:
         except UnicodeError as error:  # an empty label, or one with over 63 characters
             raise InvalidRequest.of(field, f"{host} is not a valid host name") from error
         except OSError as error:
-            raise TransportUnavailable(f"{host} cannot be resolved", retry_after_s=1.0) from error
+            raise TransportUnavailable(f"{host} cannot be resolved") from error
         # Every address counts: the resolver may order them differently next time.
         for address in addresses:
             public = is_public(ipaddress.ip_address(address.partition("%")[0]))
@@ -218,7 +218,7 @@ class Outbound:
             yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             message = f"{checked.parts.hostname}: {error}"
-            raise TransportUnavailable(message, retry_after_s=1.0) from error
+            raise TransportUnavailable(message) from error
         finally:
             timer.cancel()
             connection.close()
@@ -277,7 +277,7 @@ def _refused(name: str, field: str, status: int) -> Exception:
 
 
 def _broken(name: str, why: str) -> TransportUnavailable:
-    return TransportUnavailable(f"{name}: {why}", retry_after_s=1.0)
+    return TransportUnavailable(f"{name}: {why}")
 
 
 URL_FIELD: Final = "spec.input.url"
@@ -336,13 +336,13 @@ def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator
                 yield piece
         if size is not None and position != size:
             message = f"{url}: {position} of {size} bytes came"
-            raise TransportUnavailable(message, retry_after_s=1.0)
+            raise TransportUnavailable(message)
     except SluiceError:
         raise
     except Exception as error:  # fsspec's drivers raise what their libraries raise
         problem = f"{url}: {type(error).__name__}: {error}"
         if {kind.__name__ for kind in type(error).__mro__} & _PASSING_ERRORS:
-            raise TransportUnavailable(problem, retry_after_s=1.0) from error
+            raise TransportUnavailable(problem) from error
         hint = (
             "make it readable for the jobs process: the object, its credentials (AWS_ACCESS_KEY_ID, "
             "or a role), and the driver (`pip install 's3fs>=2025.3'` for S3)"

@@ -82,7 +82,7 @@ class Quotas:
                 await self.counted.wait()
         except TimeoutError:
             message = "this jobs process has not read the job records yet"
-            raise TransportUnavailable(message, retry_after_s=1.0) from None
+            raise TransportUnavailable(message) from None
 
     def job(self, job: str, record: JobRecord | None) -> None:
         """Update a job; None: it is gone."""

@@ -313,6 +313,4 @@ def _no_response(error: Exception) -> errors.TransportUnavailable:
 
 
 def _unavailable(message: str) -> errors.TransportUnavailable:
-    return errors.TransportUnavailable(
-        f"the jobs store is unavailable: {message}", retry_after_s=RETRY_AFTER_S
-    )
+    return errors.TransportUnavailable(f"the jobs store is unavailable: {message}")

@@ -83,6 +83,8 @@ class SluiceError(Exception):
 
     code: ClassVar[StatusCode] = StatusCode.INTERNAL
     reason: ClassVar[str] = "INTERNAL"
+    default_retry_s: ClassVar[float | None] = None
+    """`retry_after_s` where it is not given."""
 
     def __init_subclass__(cls, *, code: StatusCode | None = None, reason: str = "") -> None:
         """Inherit `code` and `reason` unless the class names its own."""
@@ -100,7 +102,7 @@ class SluiceError(Exception):
         self.message = message
         self.metadata = dict(metadata or {})
         self.violations = tuple(violations)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.default_retry_s if retry_after_s is None else retry_after_s
 
     def of_request(self, request_id: str) -> Self:
         """Copy the error with `request_id` in its metadata: one error may end many requests."""
@@ -271,9 +273,13 @@ class TransportUnavailable(
 ):
     """NATS does not take the task."""
 
+    default_retry_s: ClassVar[float | None] = RETRY_AFTER_S
+
 
 class ShuttingDown(SluiceError, code=StatusCode.UNAVAILABLE, reason="SHUTTING_DOWN"):
     """This process is shutting down; another one may answer."""
+
+    default_retry_s = RETRY_AFTER_S
 
 
 class JobsDisabled(SluiceError, code=StatusCode.UNIMPLEMENTED, reason="JOBS_DISABLED"):

@@ -201,7 +201,7 @@ class ClassLimiter:
             LimitReached: The tenant has as many calls as its settings allow.
         """
         if self.is_draining:
-            raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+            raise ShuttingDown("the gateway is shutting down")
         rank = RANKS[priority_class]
         own = self._running_by_tenant.get(tenant) or [0] * len(CLASSES)
         # A call counts against the limit of its class, and against those of more urgent ones, which include it.

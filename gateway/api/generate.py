@@ -41,7 +41,6 @@ from gateway.upstream.runs import Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
 from sluice.errors import (
-    RETRY_AFTER_S,
     DeadlinePassed,
     InvalidRequest,
     TransportUnavailable,
@@ -246,10 +245,7 @@ class Generator:
         """Decide all about a request; raise as `Admission.admit`, and TransportUnavailable."""
         records = self.records
         if records.store.audit_writer.is_full:
-            raise TransportUnavailable(
-                "JetStream does not store the audit of earlier requests",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise TransportUnavailable("JetStream does not store the audit of earlier requests")
         try:
             await self.admission.admit(context)
         finally:

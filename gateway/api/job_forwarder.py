@@ -17,7 +17,6 @@ from gateway.identity.caller import JOB_READS, MESH
 from sluice.client.channel import RECONNECT_IN_MESH_MS_MAX, error_of, open_aio
 from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
 from sluice.errors import (
-    RETRY_AFTER_S,
     STATUS_DETAILS,
     JobsDisabled,
     MessageTooLarge,
@@ -166,7 +165,5 @@ def _details(error: grpc.aio.AioRpcError) -> tuple[Any, ...]:
     metadata = error.trailing_metadata() or ()
     details = tuple(entry for entry in metadata if entry[0] == STATUS_DETAILS)
     if not details and error.code() is grpc.StatusCode.UNAVAILABLE:
-        raise TransportUnavailable(
-            "no process of jobs answers; `sluice status` shows it", retry_after_s=RETRY_AFTER_S
-        ) from None
+        raise TransportUnavailable("no process of jobs answers; `sluice status` shows it") from None
     return details

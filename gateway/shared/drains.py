@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.shared.peers import Peers
 from sluice.background import wait_for_event
-from sluice.errors import RETRY_AFTER_S, SluiceError, TransportUnavailable
+from sluice.errors import SluiceError, TransportUnavailable
 from sluice.internal.v1.control_pb2 import (
     BatcherReport,
     ControlMessage,
@@ -81,8 +81,7 @@ class Drains:
                 await self._announce(subjects.CONTROL)
                 return changed
         raise TransportUnavailable(
-            "drained workers: others change them at the same time; try again",
-            retry_after_s=RETRY_AFTER_S,
+            "drained workers: others change them at the same time; try again"
         )
 
     async def _read(self) -> DrainRecord:

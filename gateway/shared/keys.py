@@ -21,7 +21,7 @@ from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, check_fingerprint, is_whole
 from gateway.streaming.registry import Registry
 from gateway.validation.requests import ValidRequest
-from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
+from sluice.errors import Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1 import gateway_pb2
 from sluice.wire.bucket import Bucket
 
@@ -190,8 +190,7 @@ class SharedKeys:
                 query = gateway_pb2.HandOverQuery(key=key)
                 await self._peers.query(record.gateway, gateway_pb2.GatewayQuery(hand_over=query))
         raise TransportUnavailable(
-            "idempotency_key: other gateways receive requests with the same key; send it to one",
-            retry_after_s=RETRY_AFTER_S,
+            "idempotency_key: other gateways receive requests with the same key; send it to one"
         )
 
     def _release(self, key: str, record: gateway_pb2.KeyRecord | None) -> None:

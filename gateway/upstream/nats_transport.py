@@ -22,7 +22,7 @@ from gateway.streaming.load_table import ModelLoadTable
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import Registry
 from sluice.background import BackgroundTasks
-from sluice.errors import RETRY_AFTER_S, MessageTooLarge, TransportUnavailable
+from sluice.errors import MessageTooLarge, TransportUnavailable
 from sluice.internal.v1.control_pb2 import Announce, BatcherReport, ControlMessage
 from sluice.wire import codec, subjects
 from sluice.wire.connection import MeshClient, disconnect, settle
@@ -228,7 +228,7 @@ class NatsTransport:
             self.registry.fail_send(run.run_id, problem)
         except NatsError as error:
             text = f"NATS did not take the task ({type(error).__name__})"
-            unavailable = TransportUnavailable(text, retry_after_s=RETRY_AFTER_S)
+            unavailable = TransportUnavailable(text)
             self.registry.fail_send(run.run_id, unavailable)
 
     async def _prove_link(self, client: MeshClient) -> None:

@@ -183,9 +183,7 @@ class Upstream:
         if self.transport.is_connected:
             self.registry.dispatch.send(run, now)
         else:
-            problem = errors.TransportUnavailable(
-                "NATS is not connected", retry_after_s=errors.RETRY_AFTER_S
-            )
+            problem = errors.TransportUnavailable("NATS is not connected")
             # Later: the answer may not know its new run yet.
             loop = asyncio.get_running_loop()
             loop.call_soon(self.registry.fail_send, run.run_id, problem)

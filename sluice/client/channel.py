@@ -237,6 +237,8 @@ def check_timeout(timeout_s: float | None) -> None:
 class ConnectionLost(errors.TransportUnavailable):
     """The gateway cannot be reached, or a stream broke off."""
 
+    default_retry_s = None
+
 
 def error_of(call: grpc.RpcError) -> SluiceError:
     """Return the error of a failed call. A status that is not of a gateway becomes the nearest class, with its code."""

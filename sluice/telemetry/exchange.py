@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
 
-from sluice.errors import RETRY_AFTER_S, TransportUnavailable
+from sluice.errors import TransportUnavailable
 from sluice.telemetry.instruments import Instruments
 from sluice.v1.admin_pb2 import MetricPoint, MetricSeries, ProcessMetrics, ReadMetricsRequest
 from sluice.wire import subjects
@@ -88,7 +88,7 @@ class MetricsExchange:
 
         assert self._client is not None, "started"
         if not self._client.is_connected:
-            raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
+            raise TransportUnavailable("NATS is not connected")
         inbox = subjects.metrics_to(self._instance, secrets.token_hex(8))
         subscriptions = [
             await self._client.subscribe(subject, cb=take) for subject in (inbox, f"{inbox}.*")

@@ -13,7 +13,7 @@ from nats.js import JetStreamContext
 from nats.js.api import Header, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
-from sluice.errors import RETRY_AFTER_S, TransportUnavailable
+from sluice.errors import TransportUnavailable
 from sluice.settings import Settings
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import MalformedMessage, pack, unpack
@@ -95,9 +95,7 @@ class Bucket:
         try:
             return unpack(kind, payload), revision
         except MalformedMessage as error:
-            raise TransportUnavailable(
-                f"{self._stream}: {key} is damaged: {error}", retry_after_s=RETRY_AFTER_S
-            ) from error
+            raise TransportUnavailable(f"{self._stream}: {key} is damaged: {error}") from error
 
     async def read_payload(self, key: str) -> tuple[bytes, int] | None:
         """Return the packed message of `key` with its revision, or None."""
@@ -144,7 +142,7 @@ class Bucket:
     @property
     def _js(self) -> JetStreamContext:
         if self._jetstream is None:
-            raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
+            raise TransportUnavailable("NATS is not connected")
         return self._jetstream
 
 

@@ -21,7 +21,7 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, ServiceUnavailableError
 
-from sluice.errors import RETRY_AFTER_S, TransportUnavailable
+from sluice.errors import TransportUnavailable
 from sluice.settings import JobsSettings
 from sluice.wire import subjects
 from sluice.wire.codec import OversizedMessage
@@ -140,8 +140,7 @@ def answering(what: str) -> Iterator[None]:
         yield
     except (TimeoutError, NatsError, OversizedMessage) as error:
         raise TransportUnavailable(
-            f"{what}: JetStream does not answer ({type(error).__name__})",
-            retry_after_s=RETRY_AFTER_S,
+            f"{what}: JetStream does not answer ({type(error).__name__})"
         ) from error
 
 
