@@ -77,9 +77,8 @@ class RequestSpans:
             is_lost = final is not None and final.return_cause != frame_pb2.RETURN_CAUSE_UNSPECIFIED
             if is_lost:
                 spans.inner.set_attribute(names.OUTPUT_TOKENS, len(request.produced))
-                spans.inner.set_status(
-                    StatusCode.ERROR, "the worker was lost or returned the request"
-                )
+                lost = "the worker was lost or returned the request"
+                spans.inner.set_status(StatusCode.ERROR, lost)
             spans.inner.set_attribute(names.END, "lost" if is_lost else _ANSWERED.get(end, end))
         spans.inner.end()
         spans.task.set_attribute(names.OUTPUT_TOKENS, len(request.produced))

@@ -222,9 +222,7 @@ class WorkerConnection:
             await call.done_writing()
             receipt = asyncio.ensure_future(next_report(call))
             # If this task is cancelled meanwhile, nobody else retrieves the error.
-            receipt.add_done_callback(
-                lambda receipt_task: receipt_task.cancelled() or receipt_task.exception()
-            )
+            receipt.add_done_callback(lambda done: done.cancelled() or done.exception())
             # A timeout would cancel the stream, so only the waiting is bounded.
             if not (await asyncio.wait([receipt], timeout=2 * self._settings.stall_s))[0]:
                 self._lose(f"batch {batch.batch_id}: not queued in time")

@@ -394,17 +394,13 @@ def check_patterns(settings: RoutingSettings) -> None:
         SettingsError: a line for each, with its key and what is wrong with it.
     """
     problems = []
-    policies = {
-        "routing": settings,
-        **{f"routing.policies.{name}": policy for name, policy in settings.policies.items()},
-    }
-    for key, policy in policies.items():
+    for name, policy in {"": settings, **settings.policies}.items():
         for number, rule in enumerate(policy.rules):
             for index, pattern in enumerate(rule.contains):
-                where = f"{key}.rules.{number}.contains.{index}"
                 try:
                     compiled((pattern,))
                 except ValueError as error:
+                    where = f"{policy_key(name)}.rules.{number}.contains.{index}"
                     problems.append(f"{where}: {error}; write it in the syntax of RE2")
     if problems:
         raise SettingsError("\n".join(problems))
