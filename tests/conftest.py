@@ -87,8 +87,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Share the tests among processes if the command asks for some."""
-    if config.option.processes:
+    """Share the tests among processes if the command asks for some; the debugger needs the terminal."""
+    if config.option.processes and not config.option.usepdb:
         config.pluginmanager.register(Forks(config.option.processes, group_of))
 
 
