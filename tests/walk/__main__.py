@@ -92,6 +92,8 @@ async def gateway_path(gateway: Probed, caller: Caller) -> dict[str, Any]:
 
 async def held_classes(gateway: Probed, caller: Caller) -> list[str]:
     """Return `classes`."""
+    # The answer before the others fills caches that no request holds: states of the output filter's automaton.
+    await caller.generate(LONGEST, model=ONE)
     for _ in range(HELD_TRIES):
         classes = await _try_held_classes(gateway, caller)
         if classes is not None:

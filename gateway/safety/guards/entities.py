@@ -7,7 +7,7 @@ no entity.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 from typing import Final
@@ -50,19 +50,6 @@ class LabelledToken:
     score: float
 
 
-@dataclass
-class _Entity:
-    name: str
-    start: int
-    end: int
-    open: bool
-    scores: list[float] = field(default_factory=list)
-
-    def joins(self, mark: str, name: str) -> bool:
-        """Return whether a word with this tag continues the entity."""
-        return self.open and name == self.name and mark in ("", "I", "E", "L")
-
-
 @dataclass(frozen=True)
 class EntityTags:
     """The labels of one model, and which of them are findings.
@@ -84,29 +71,28 @@ class EntityTags:
 
     def findings(self, tokens: Iterable[LabelledToken]) -> Iterator[Finding]:
         """Yield the entities in the tokens of a text, in its order."""
-        for entity in self._entities(tokens):
-            if fmean(entity.scores) >= self.threshold and (
-                not self.wanted or entity.name in self.wanted
-            ):
-                yield Finding(rule_of(entity.name), entity.start, entity.end, Severity.MEDIUM)
+        for name, words in self._entities(tokens):
+            score, end = fmean(word[0].score for word in words), max(t.end for t in words[-1])
+            if score >= self.threshold and (not self.wanted or name in self.wanted):
+                yield Finding(rule_of(name), words[0][0].start, end, Severity.MEDIUM)
 
-    def _entities(self, tokens: Iterable[LabelledToken]) -> Iterator[_Entity]:
-        current: _Entity | None = None
+    def _entities(
+        self, tokens: Iterable[LabelledToken]
+    ) -> list[tuple[str, list[list[LabelledToken]]]]:
+        """Return each entity with its words, which are tokens."""
+        entities: list[tuple[str, list[list[LabelledToken]]]] = []
+        continuing = ""
         for _, group in groupby(tokens, key=lambda token: token.word):
             word = list(group)
             # Models are trained to label the first token of a word; the other labels mean nothing.
             label = self.labels[word[0].label]
             mark, name = ("", "") if label == OUTSIDE else _tag(label)
-            if current is None or not current.joins(mark, name):
-                if current is not None:
-                    yield current
-                current = _Entity(name, word[0].start, 0, True) if name else None
-            if current is not None:
-                current.end = max(token.end for token in word)
-                current.open = mark not in ("E", "L", "S", "U")
-                current.scores.append(word[0].score)
-        if current is not None:
-            yield current
+            if name and name == continuing and mark in ("", "I", "E", "L"):
+                entities[-1][1].append(word)
+            elif name:
+                entities.append((name, [word]))
+            continuing = "" if mark in ("E", "L", "S", "U") else name
+        return entities
 
 
 def _tag(label: str) -> tuple[str, str]:

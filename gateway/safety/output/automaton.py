@@ -319,26 +319,7 @@ class StreamWatch(ReadingsWatch[_Place]):
 
     def feed(self, text: str) -> None:
         """Follow `text`."""
-        view = self.view
-        state, starts, at = view.state, view.starts, self.end
-        for char in text:
-            edge = None if self.further else state.edges.get(char)
-            if edge is None or edge[2] != NO_MATCH:
-                view.state, view.starts, self.end = state, starts, at
-                self._follow(char)
-                state, starts, at = view.state, view.starts, self.end
-                continue
-            # The usual case, for speed: no reading differs, and nothing is complete.
-            state, remaining, _, _ = edge
-            if remaining:
-                starts = [*starts, at]
-                starts = [starts[index] for index in remaining]
-                self.widest = max(self.widest, state.reach)
-            elif remaining is not None:
-                starts = []
-                self.widest = self.widest if self._claims else 0
-            at += 1
-        view.state, view.starts, self.end = state, starts, at
+        self._follow(text)
 
     @override
     def _state(self, place: _Place) -> object:
@@ -358,7 +339,7 @@ class StreamWatch(ReadingsWatch[_Place]):
         if remaining is not None:
             starts = [*place.starts, at + 1 - width]
             place.starts = [starts[index] for index in remaining]
-            self.widest = max(self.widest, place.state.reach)
+            self.widest = 0 if self.is_idle else max(self.widest, place.state.reach)
 
     @property
     def is_idle(self) -> bool:
