@@ -5,18 +5,15 @@ before it is found, and stop strings are searched in the text that the caller re
 order: edit what rules, models and the watch for repetitions find, replace placeholders by the
 caller's own values. Each step depends on the text alone, never on how it was split into pieces.
 
-`OutputOnlyScanner` has the rules for answers only: canary strings, images of foreign hosts,
-terminal escapes.
+`answer_rules` are those for answers only: canary strings, images of foreign hosts, terminal escapes.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import re2
-from typing_extensions import override
 
 from gateway.safety.findings import (
     Action,
@@ -34,8 +31,8 @@ from gateway.safety.output.automaton import Automaton, WordList
 from gateway.safety.output.redactor import OutputRules, Redactor, covers
 from gateway.safety.output.view import Scanner, ViewScanner
 from gateway.safety.output.windows import AnswerWindow, AnswerWindows
-from gateway.safety.patterns import compiled
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
+from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import UNBOUNDED, Form, RuleSpec
 from gateway.safety.settings import OutputSettings
 
@@ -55,52 +52,30 @@ ANSI_PATTERN: Final = (
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~]?)"
     r"|[\x80-\x9f][0-?]*[ -/]*[@-~]?"
 )
-_HOST: Final = re.compile(r"[/\\]{2}(?:[^/?#\s)\\]{0,200}@)?([A-Za-z0-9.-]{1,255})")
 
 
-class OutputOnlyScanner(Scanner):
-    """Finds matches of the rules for answers only, as far as they are switched on."""
-
-    def __init__(self, settings: OutputSettings, table: ActionTable) -> None:
-        self._hosts = frozenset(host.lower() for host in settings.image_hosts)
-        patterns = {
-            CANARY: tuple(f"(?i){re2.escape(canary)}" for canary in settings.canaries),
-            IMAGE: IMAGE_PATTERNS,
-            ANSI: (ANSI_PATTERN,),
-        }
-        patterns = {
-            rule: forms
-            for rule, forms in patterns.items()
-            if table.choose(rule, _SEVERITIES[rule]).action is not Action.ALLOW
-        }
-        self.watched = [
-            RuleSpec(
-                rule,
-                tuple(map(Form, forms)),
-                _SEVERITIES[rule],
-                UNBOUNDED,
-                context_chars=0,
-                lookbehind=0,
-                lookahead=0,
-            )
-            for rule, forms in patterns.items()
-        ]
-        self._compiled = [
-            (rule, compiled(pattern)) for rule, forms in patterns.items() for pattern in forms
-        ]
-
-    @override
-    def scan(self, text: str) -> list[Finding]:
-        return [
-            Finding(rule, match.start(), match.end(), _SEVERITIES[rule])
-            for rule, pattern in self._compiled
-            for match in pattern.finditer(text)
-            if rule != IMAGE or not self._is_allowed_image(match[0])
-        ]
-
-    def _is_allowed_image(self, image: str) -> bool:
-        hosts = _HOST.findall(image)
-        return bool(hosts) and all(host.lower() in self._hosts for host in hosts)
+def answer_rules(settings: OutputSettings, table: ActionTable) -> list[RuleSpec]:
+    """Return the rules for answers only, as far as they are switched on."""
+    forms = {
+        CANARY: [Form(f"(?i){re2.escape(canary)}") for canary in settings.canaries],
+        IMAGE: list(map(Form, IMAGE_PATTERNS)),
+        ANSI: [Form(ANSI_PATTERN)],
+    }
+    rules = [
+        RuleSpec(
+            rule,
+            tuple(forms[rule]),
+            severity,
+            UNBOUNDED,
+            validator="foreign_image" if rule == IMAGE else "",
+            options=tuple(host.lower() for host in settings.image_hosts),
+            context_chars=0,
+            lookbehind=0,
+            lookahead=0,
+        )
+        for rule, severity in _SEVERITIES.items()
+    ]
+    return [rule for rule in rules if table.choose(rule.id, rule.severity).action > Action.ALLOW]
 
 
 class Restorer:
@@ -151,11 +126,13 @@ def output_rules(
     Raises:
         PatternError: a pattern cannot be followed in a stream.
     """
-    for_answers = OutputOnlyScanner(settings, table)
-    editing = [rule for rule in (*watched, *for_answers.watched) if table.edits(rule.id)]
+    for_answers = answer_rules(settings, table)
+    editing = [rule for rule in (*watched, *for_answers) if table.edits(rule.id)]
     words = (*(lists.deny if table.edits(DENY_LIST) else ()), *lists.allow)
     automaton = Automaton(editing, WordList(words))
-    return OutputRules(automaton, ViewScanner(scanner, for_answers), table, lists)
+    # Each by itself: what one rule finds must not hide what another finds at the same place.
+    scanners = [RuleSet([rule], is_prompt=False) for rule in for_answers]
+    return OutputRules(automaton, ViewScanner(scanner, *scanners), table, lists)
 
 
 @dataclass

@@ -368,14 +368,25 @@ def connection_string(match: RuleMatch) -> Span | None:
     return match.start + len(scheme) + 3, match.end
 
 
+# Images in answers.
+
+_HOST: Final = re.compile(r"[/\\]{2}(?:[^/?#\s)\\]{0,200}@)?([A-Za-z0-9.-]{1,255})")
+
+
+def foreign_image(match: RuleMatch) -> bool:
+    """Accept images unless all their hosts are options of the rule."""
+    hosts = [host.lower() for host in _HOST.findall(match.value)]
+    return not hosts or not set(hosts).issubset(match.spec.options)
+
+
 def _standing_alone(is_valid: Callable[[str], bool]) -> Validator:
     return lambda match: is_valid(digits_of(match.value)) and _stands_alone(match)
 
 
 _FUNCTIONS: Final[tuple[Validator, ...]] = (
     alone, assignment, aws_key, azure_client_secret, bitcoin_address, connection_string, de_id_card, email,
-    ethereum_address, iban, in_aadhaar, in_pan, ipv4, ipv6, jwt, mac, payment_card, phone_international, phone_national,
-    private_key, telegram_bot, token, uk_nino,
+    ethereum_address, foreign_image, iban, in_aadhaar, in_pan, ipv4, ipv6, jwt, mac, payment_card,
+    phone_international, phone_national, private_key, telegram_bot, token, uk_nino,
 )  # fmt: skip
 VALIDATORS: Final[Mapping[str, Validator]] = {
     "": lambda _: True,
@@ -391,8 +402,8 @@ COSTLY: Final = frozenset({"phone_international", "phone_national"})
 """Validators that take a good part of a millisecond for one match."""
 
 _FOR_THEIR_PATTERN: Final = frozenset({
-    "", "assignment", "azure_client_secret", "connection_string", "de_id_card", "jwt", "mac", "phone_national",
-    "private_key", "telegram_bot",
+    "", "assignment", "azure_client_secret", "connection_string", "de_id_card", "foreign_image", "jwt", "mac",
+    "phone_national", "private_key", "telegram_bot",
 })  # fmt: skip
 FOR_ANY_PATTERN: Final = tuple(sorted(VALIDATORS.keys() - _FOR_THEIR_PATTERN))
 """Validators that work for any pattern: an operator's rule may name one of them."""
