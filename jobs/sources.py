@@ -5,6 +5,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from jobs.answers import input_hash
@@ -106,17 +107,11 @@ class InputSource:
 
     def _chunks(self, loop: asyncio.AbstractEventLoop) -> Iterator[bytes]:
         for number in range(self.upload.chunks):
-            read = asyncio.run_coroutine_threadsafe(self._chunk(number), loop)
+            read = partial(self.process.store.read_chunk, self.record.upload_id, number)
+            passing = (TransportUnavailable,)
+            reading = patiently(read, passing, bound_s=CHUNK_S, wait_s=RETRY_AFTER_S)
             self.chunks_read = number + 1
-            yield read.result()
-
-    async def _chunk(self, number: int) -> bytes:
-        return await patiently(
-            lambda: self.process.store.read_chunk(self.record.upload_id, number),
-            (TransportUnavailable,),
-            bound_s=CHUNK_S,
-            wait_s=RETRY_AFTER_S,
-        )
+            yield asyncio.run_coroutine_threadsafe(reading, loop).result()
 
 
 @dataclass

@@ -270,7 +270,7 @@ class StageAttempt:
             elif self.calls.send(item, self.timeout_s):
                 self.changed.notify()
             else:
-                self.window.on_returned(item, now + NO_GATEWAY_WAIT_S)
+                self.on_returned(item)
 
     def on_returned(self, item: Item) -> None:
         """Send an item again later, because the call that carried it is gone."""

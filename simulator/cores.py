@@ -101,7 +101,7 @@ class Cores:
         self._events = events
         self._work: list[tuple[float, int, Action]] = []
         """Min-heap keyed by virtual finish time (processor sharing)."""
-        self._added = 0
+        self._added = self._plans = 0
         self._virtual_s = 0.0
         """Virtual time: the work that an item present since the start would have got done."""
         self._counted_at = 0.0
@@ -120,15 +120,14 @@ class Cores:
         self._counted_at = now
 
     def _plan(self) -> None:
+        self._plans += 1
         if self._work:
-            done_s, number, _ = self._work[0]
-            left_s = (done_s - self._virtual_s) / self.sharing.speed(len(self._work))
-            added = self._added
-            self._events.after(left_s, lambda: self._finish(number, added))
+            left_s = (self._work[0][0] - self._virtual_s) / self.sharing.speed(len(self._work))
+            self._events.after(left_s, partial(self._finish, self._plans))
 
-    def _finish(self, number: int, added: int) -> None:
+    def _finish(self, plan: int) -> None:
         """Finish the first item, unless something was added or finished since."""
-        if self._added != added or self._work[0][1] != number:
+        if plan != self._plans:
             return  # The plan was made for another set of work; a newer event follows.
         self._count()
         self._virtual_s, _, done = heappop(self._work)

@@ -15,10 +15,6 @@ from sluice.errors import SluiceError
 from sluice.v1.jobs_pb2 import JobRetries
 from sluice.wire.clock import ms_of
 
-RETRIES: Final = 3
-"""Default number of retries of an item."""
-FIRST_WAIT_S: Final = 1.0
-"""Default wait before the first retry, in seconds."""
 WAIT_S_MAX: Final = 60.0
 """Default upper bound of the wait before a retry, in seconds."""
 _NO_ROOM: Final = frozenset({"UNAVAILABLE", "ABORTED"})
@@ -50,17 +46,17 @@ def failure_kind(error: SluiceError) -> FailureKind:
 class ItemRetryPolicy:
     """How items are retried."""
 
-    retries: int = RETRIES
-    first_wait_s: float = FIRST_WAIT_S
+    retries: int = 3
+    first_wait_s: float = 1.0
     wait_s_max: float = WAIT_S_MAX
 
     @classmethod
     def of(cls, wire: JobRetries) -> Self:
         """Return the policy of a job, with defaults for what it leaves out."""
         return cls(
-            wire.max_retries if wire.HasField("max_retries") else RETRIES,
-            ms_of(wire.initial_backoff) / 1e3 or FIRST_WAIT_S,
-            ms_of(wire.max_backoff) / 1e3 or WAIT_S_MAX,
+            wire.max_retries if wire.HasField("max_retries") else cls.retries,
+            ms_of(wire.initial_backoff) / 1e3 or cls.first_wait_s,
+            ms_of(wire.max_backoff) / 1e3 or cls.wait_s_max,
         )
 
     def wait_s(self, failures: int, dice: float) -> float:
