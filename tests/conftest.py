@@ -80,9 +80,8 @@ running_mesh: Final = ExitStack()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    # addoption() leaves lowercase letters to pytest.
-    parser.getgroup("general")._addoption(
-        "-n", type=int, default=0, dest="processes", help="processes that share the tests; 0: none"
+    parser.addoption(
+        "--processes", type=int, default=0, help="processes that share the tests; 0: none"
     )
 
 

@@ -116,7 +116,7 @@ def is_noticed(tree: Path, fault: MutationSpec) -> bool:
     for tests in (near_tests(tree, file), [folder_of_tests(tree, file)]):
         command = (
             f"env -C {tree} PYTHONPATH={tree} HF_HUB_OFFLINE=1 {sys.executable} -m pytest"
-            f" -x -q -n 0 -m 'not long' {' '.join(tests)}"
+            f" -x -q -m 'not long' {' '.join(tests)}"
         )
         if tests and mutate_and_test([injected], command, TIMEOUT_S).test_outcome not in (
             TestOutcome.SURVIVED,

@@ -1,4 +1,4 @@
-"""Share the tests among processes, ``-n``, that are forked once all tests are collected.
+"""Share the tests among processes, ``--processes``, that are forked once all tests are collected.
 
 To collect is to import all test files, and torch: ten seconds, which each process of pytest-xdist takes for itself.
 """
@@ -9,10 +9,11 @@ from itertools import groupby
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
-from _pytest.runner import pytest_sessionfinish as tear_down
 
 FORK: Final = get_context("fork")
 
@@ -49,22 +50,23 @@ class Forks:
             return None  # pytest's own loop says what is wrong, or runs nothing
         threads = [one.name for one in threading.enumerate()]
         assert len(threads) == 1, f"a fork loses threads, so test files start none: {threads}"
-        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-        processes = [self._fork(session, number) for number in range(self._count)]
-        try:
-            self._show(session, dict(processes))
-        finally:
-            self._stop.set()
-            for _, process in processes:
-                process.join()
+        with TemporaryDirectory(prefix="sluice-tests-") as folder:
+            folders = [Path(folder, str(number)) for number in range(self._count)]
+            processes = [self._fork(session, folder) for folder in folders]
+            try:
+                self._show(session, dict(processes))
+            finally:
+                self._stop.set()
+                for _, process in processes:
+                    process.join()
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         return True
 
-    def _fork(self, session: pytest.Session, number: int) -> tuple[Connection, ForkProcess]:
+    def _fork(self, session: pytest.Session, folder: Path) -> tuple[Connection, ForkProcess]:
         """Start a process and return what it sends its reports to."""
         reader, writer = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=self._run, args=(session, number, writer))
+        process = FORK.Process(target=self._run, args=(session, folder, writer))
         process.start()
         writer.close()
         return reader, process
@@ -95,26 +97,27 @@ class Forks:
                 )
                 hook.pytest_runtest_logreport(report=report)
 
-    def _run(self, session: pytest.Session, number: int, pipe: Connection) -> None:
-        """Run one group after the other in this process."""
-        plugins = session.config.pluginmanager
+    def _run(self, session: pytest.Session, folder: Path, pipe: Connection) -> None:
+        """Run one group after the other in this process, with temporary files in `folder`."""
+        config = session.config
+        plugins: Any = config.pluginmanager
         plugins.unregister(name="terminalreporter")
-        plugins.register(Sender(session.config, pipe))
-        capture: Any = plugins.getplugin("capturemanager")
+        plugins.register(Sender(config, pipe))
+        capture = plugins.getplugin("capturemanager")
         capture.stop_global_capturing()  # its files are those of all processes
         capture.start_global_capturing()
         capture.suspend_global_capture(in_=True)
-        folders: Any = session.config._tmp_path_factory  # type: ignore[attr-defined]
-        folders._basetemp = folders.mktemp(f"fork{number}", numbered=False)
+        config.option.basetemp = folder
+        plugins.getplugin("tmpdir").pytest_configure(config)
         tests = self._tests(session)
         item = next(tests, None)
         try:
             while item and not self._stop.is_set():
                 following = next(tests, None)
-                session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 item = following
         finally:
-            tear_down(session)
+            plugins.getplugin("runner").pytest_sessionfinish(session)
 
     def _tests(self, session: pytest.Session) -> Iterator[pytest.Item]:
         """Yield the tests of the next group that no process has taken, and so on."""
