@@ -4,8 +4,8 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -174,7 +174,7 @@ def submit(
     if local is not None:
         check_input(local)
     waits = out is not None or wait
-    with _opened(out) as file:
+    with NewFile(out) if out else nullcontext() as file:
         if local is not None:
             if waits:
                 output.progress(f"uploading {local.name}")
@@ -205,7 +205,7 @@ def watch(
     client: options.TenantClient,
 ) -> None:
     """Show the progress of a job until it is over or paused; as `submit --watch` does."""
-    with _opened(out) as file:
+    with NewFile(out) if out else nullcontext() as file:
         _finish(client, client.jobs.get(job), file, True, max_dead)
 
 
@@ -244,7 +244,7 @@ def results(
 
     With --out and --json prints how many lines were written.
     """
-    with _opened(out) as file:
+    with NewFile(out) if out else nullcontext() as file:
         number = None if stage is None else stage - 1
         results = client.jobs.results(job, from_index=from_index, follow=follow, stage=number)
         if file is None:
@@ -355,7 +355,7 @@ def _finish(client: Client, job: pb.Job, file: NewFile | None, shown: bool, max_
     if job.progress.dead > max_dead:
         message = f"{job.progress.dead} of {job.progress.total} items failed: sluice batch dead-letters {job.id}"
         raise CommandFailed("DEAD_LETTERS", message, described)
-    output.show(described, "\n".join(output.tree(described)))
+    output.show(described)
 
 
 def _wait(client: Client, job: pb.Job, shown: bool) -> pb.Job:
@@ -366,16 +366,6 @@ def _wait(client: Client, job: pb.Job, shown: bool) -> pb.Job:
             job = changed
             show(job)
     return job
-
-
-@contextmanager
-def _opened(path: Path | None) -> Iterator[NewFile | None]:
-    """Open the file at `path` for writing, if there is one."""
-    if path is None:
-        yield None
-        return
-    with NewFile(path) as file:
-        yield file
 
 
 def _fill(file: NewFile, job_id: str, found: Iterable[pb.JobResult]) -> int:
@@ -389,5 +379,4 @@ def _fill(file: NewFile, job_id: str, found: Iterable[pb.JobResult]) -> int:
 
 
 def _show(job: pb.Job) -> None:
-    described = batch_view.job_object(job)
-    output.show(described, "\n".join(output.tree(described)))
+    output.show(batch_view.job_object(job))

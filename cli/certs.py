@@ -22,7 +22,7 @@ def _authority(
     from supervisor.certificates import Authority
     from supervisor.state import StateDir
 
-    return Authority(folder or StateDir.of(state_dir).tls)
+    return Authority(folder or StateDir(state_dir).tls)
 
 
 OfMesh = Annotated["Authority", Group(_authority)]

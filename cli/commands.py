@@ -1,4 +1,4 @@
-"""What all commands share: `--json`, parameters that stand for several options, and help for mistyped names."""
+"""What all commands share: `--json`, and parameters that stand for several options."""
 
 import inspect
 import sys
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
-from difflib import get_close_matches
 from functools import wraps
 from typing import Annotated, Any, Final, get_args
 
@@ -85,7 +84,7 @@ def expanded(command: Command, *, with_json: bool = True) -> Command:
 
 
 class CommandGroup(TyperGroup):
-    """Explain what is missing or mistyped where one of several commands is expected."""
+    """Explain what is missing where one of several commands is expected."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Print the help where no command is named."""
@@ -94,14 +93,6 @@ class CommandGroup(TyperGroup):
             ctx.fail("name one of the commands")
         return super().parse_args(ctx, args)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Suggest the commands that look like a mistyped one."""
-        names = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in names:
-            close = " or ".join(get_close_matches(args[0], names))
-            ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {close}?" if close else ""))
-        return super().resolve_command(ctx, args)
-
 
 class Commands(typer.Typer):
     """A command with commands of its own."""
@@ -109,6 +100,8 @@ class Commands(typer.Typer):
     def __init__(self, about: str) -> None:
         super().__init__(
             cls=CommandGroup,
+            # Without one Typer makes the only command of a group the group itself.
+            callback=lambda: None,
             help=about,
             add_completion=False,
             rich_markup_mode=None,

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 config = Commands("Check a configuration file.")
 
 
-@config.callback()
-def _group() -> None:
-    """Check a configuration file."""  # without it Typer makes a group of one command that command
-
-
 @config.command()
 def check(
     file: Path | None = Argument(None, help="YAML file; without one the defaults are checked."),

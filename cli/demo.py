@@ -20,6 +20,7 @@ from cli.failure import CommandFailed
 from sluice.client.aio import AsyncClient
 from sluice.client.answer import AnswerBuilder, Delta, Notice, NoticeKind, Started
 from sluice.errors import RecordUnknown
+from sluice.wire.patience import patiently
 from sluice.wire.tokens import VisibleToken
 
 if TYPE_CHECKING:  # needs the extra "mesh"
@@ -63,7 +64,7 @@ def demo() -> None:
     settings = _demo_settings(load())
     logging.getLogger("supervisor").setLevel(logging.ERROR)  # it warns of the worker that is killed
     convert_models(settings.models)
-    output.show(asyncio.run(_demo(settings)))
+    output.show(asyncio.run(_demo(settings)), "stopped")
 
 
 def _demo_settings(settings: "Settings") -> "Settings":
@@ -96,7 +97,6 @@ async def _demo(settings: "Settings") -> dict[str, Any]:
         crash = await survive_crash(client, workers, partial(_kill, mesh))
         _say("\n3. The trace of an answer that lost its worker")
         trace = await draw_trace(client, crash["request_id"])
-    _say("stopped")
     return {"answers": answers, "crash": crash, "trace": trace}
 
 
@@ -230,13 +230,13 @@ async def draw_trace(client: AsyncClient, request_id: str) -> dict[str, object]:
     Raises:
         CommandFailed: the request has no record with times.
     """
-    async with asyncio.timeout(RECORD_S):
-        while True:
-            try:
-                record = (await client.explain(request_id)).record
-                break
-            except RecordUnknown:
-                await asyncio.sleep(RECORD_RETRY_S)
+    found = await patiently(
+        lambda: client.explain(request_id),
+        (RecordUnknown,),
+        bound_s=RECORD_S,
+        wait_s=RECORD_RETRY_S,
+    )
+    record = found.record
     for line in trace_lines(record):
         _say(f"   {line}")
     described = trace_object(record)

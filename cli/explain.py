@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from typer import Argument, Option
 
@@ -53,8 +53,7 @@ def explain(
     from google.protobuf.json_format import MessageToDict
 
     found = client.audit(_request_id(client, request_id)) if audit else look_up(client, request_id)
-    described: dict[str, Any] = MessageToDict(found, preserving_proto_field_name=True)
-    output.show(described, "\n".join(output.tree(described)))
+    output.show(MessageToDict(found, preserving_proto_field_name=True))
 
 
 def feedback(

@@ -190,7 +190,7 @@ def _settings_of(config: Path | None, state_dir: Path | None) -> "Settings":
     if config is None:
         from supervisor.state import StateDir
 
-        state = StateDir.of(state_dir)
+        state = StateDir(state_dir)
         config = state.config
         if not config.exists():
             message = f"{state.root} has no mesh; start it with sluice up, or name --config"

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -14,14 +13,13 @@ from typer import Argument, BadParameter, Option
 
 from cli import failure, options, output
 from cli.commands import wants_json
-from cli.escaping import printable
 from sluice.telemetry.logs import LEVELS, Level, LogLine, parse
 
 _TAIL_BYTES: Final = 1 << 20
 """Of each file, when it begins."""
 _POLL_S: Final = 0.2
 _SPANS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_COLOURS: Final = {"warning": output.YELLOW, "error": output.RED}
+_COLOURS: Final = {"warning": "yellow", "error": "red"}
 
 
 def logs(
@@ -60,7 +58,7 @@ def _seconds(text: str) -> float:
 def _paths(state_dir: Path | None, names: Sequence[str]) -> list[Path]:
     from supervisor.state import StateDir
 
-    state = StateDir.of(state_dir)
+    state = StateDir(state_dir)
     files = sorted(state.logs.glob("*.log"))
     if not files:
         raise failure.CommandFailed("NO_LOGS", f"no mesh has written a log in {state.logs}")
@@ -136,6 +134,4 @@ def _write(lines: Iterable[LogLine]) -> None:
         when = datetime.fromtimestamp(line.at).strftime("%H:%M:%S.%f")[:-3]
         about = f"  [{line.request_id}]" if line.request_id else ""
         text = f"{when} {line.process:15} {line.level:7} {line.message}{about}"
-        colour = _COLOURS.get(line.level)
-        text = printable(text)
-        print(output.styled(text, colour, sys.stdout) if colour else text, flush=True)
+        output.write_styled(text, fg=_COLOURS.get(line.level))

@@ -88,9 +88,9 @@ _AGAIN_S: Final = 0.05
 class LazyCommands(CommandGroup):
     """Imports a command's module when the command is asked for."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of commands in the order of `COMMANDS`."""
-        return list(COMMANDS)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # `get_command` makes them
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command called `cmd_name`, or None."""

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,12 +27,9 @@ def drift(client: options.OperatorClient) -> None:
 
     It compares inputs and accuracy with those of the training, as one gateway has seen them.
     """
-    routers = client.router_health()
-    described = {"routers": [*map(health_object, routers)]}
-    if routers:
-        output.show(described, lambda: _write_routers(routers))
-    else:
-        output.show(described, "no learned router is in use")
+    routers = [*map(health_object, client.router_health())]
+    empty = "no learned router is in use"
+    output.show({"routers": routers}, (lambda: _write_routers(routers)) if routers else empty)
 
 
 def health_object(router: RouterHealth) -> dict[str, Any]:
@@ -43,23 +40,22 @@ def health_object(router: RouterHealth) -> dict[str, Any]:
     return described
 
 
-def _write_routers(routers: Sequence[RouterHealth]) -> None:
+def _write_routers(routers: Iterable[Mapping[str, Any]]) -> None:
     """Print what fits and what has drifted, with the figures that say so."""
     rows = []
-    for router in map(output.message_object, routers):
+    for router in routers:
         inputs, accuracy = router["inputs"], router["accuracy"]
         fits = (inputs["state"], inputs["stability_index"], inputs["limit"], inputs["rows"])
         right = (accuracy["state"], accuracy["bias"], accuracy["half_width"], accuracy["rows"])
         rows.append((router["policy"], router["head"], router["version"], *fits, *right))
     headers = ("router", "head", "version", "inputs", "PSI", "limit", "requests")
-    more = ("accuracy", "bias", "+-", "outcomes")
-    output.write_table((*headers, *more), rows, keys=2)
+    output.write_table((*headers, "accuracy", "bias", "+-", "outcomes"), rows, keys=2)
 
 
 def _state_of(state_dir: options.StateDir = None) -> "StateDir":
     from supervisor.state import StateDir
 
-    return StateDir.of(state_dir)
+    return StateDir(state_dir)
 
 
 OfMesh = Annotated["StateDir", Group(_state_of)]
@@ -221,7 +217,7 @@ def _write_report(report: "MeshReport") -> None:
         _write_models(report.models)
     if report.routers:
         print()
-        _write_routers(report.routers)
+        _write_routers(map(health_object, report.routers))
     if report.ready:
         print(f"ready at {report.address}{_http(report)}, supervisor {report.pid}")
 

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from shutil import get_terminal_size
 from typing import Any, Final, TextIO
 
+import typer
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
@@ -17,7 +18,7 @@ from cli.commands import wants_json
 from cli.escaping import printable
 from cli.failure import CommandFailed
 from sluice.client import AnswerStream
-from sluice.client.answer import Answer, AnswerBuilder, Delta, Event
+from sluice.client.answer import Answer, AnswerBuilder, Delta
 from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 
@@ -27,12 +28,10 @@ _CONTROL: Final = dict.fromkeys(
 
 WIDTH_MAX: Final = 100
 """Columns of text for people, also where no terminal says how many it has."""
+_NO_TERMINALS: Final = (None, "", "dumb")
+"""Values of TERM without escape sequences."""
 _LARGE: Final = 1e4
 """Numbers from this on have no fraction that matters."""
-DIM: Final = "\x1b[2m"
-RED: Final = "\x1b[31m"
-YELLOW: Final = "\x1b[33m"
-_RESET: Final = "\x1b[0m"
 
 _MAY_BE_LEFT_OUT: Final = frozenset(
     {"stop", "rules", "logprobs", "reasoning", "tool_calls", "attempts", "notices"}
@@ -55,16 +54,16 @@ def show(
     text: str | Callable[[], object] | None = None,
     failed: tuple[str, str] | None = None,
 ) -> None:
-    """Print the result of a command: `described` as JSON, or `text`, which may print itself.
+    """Print the result of a command: `described` as JSON, or `text`, which may print itself; None: as a tree.
 
     Raises:
         CommandFailed: not all was done that was asked: `failed` is the reason and the message.
     """
-    if callable(text):
-        if not wants_json():
+    if not wants_json():
+        if callable(text):
             text()
-    elif text and not wants_json():
-        write_line(text)
+        else:
+            write_line("\n".join(tree(described)) if text is None else text)
     if failed:
         raise CommandFailed(*failed, described)
     if wants_json():
@@ -79,13 +78,26 @@ def write_text(text: str, stream: TextIO | None = None) -> None:
 
 
 def write_answer(stream: AnswerStream, builder: AnswerBuilder | None = None) -> None:
-    """Print an answer as it comes, and collect it in `builder`; as JSON once it is complete."""
-    builder = builder or AnswerBuilder()
-    if wants_json():
+    """Print an answer as it comes, and collect it in `builder`; as JSON once it is complete.
+
+    Reasoning goes to stderr. The line ends even when the answer breaks off.
+    """
+    builder, is_shown, thinks = builder or AnswerBuilder(), not wants_json(), False
+    try:
         for event in stream:
             builder.add(event)
-    else:
-        write_events(stream, builder)
+            if not (is_shown and isinstance(event, Delta)):
+                continue
+            if event.reasoning:
+                thinks = True
+                write_text(event.reasoning, sys.stderr)
+            if event.text:
+                write_text("\n" if thinks else "", sys.stderr)
+                thinks = False
+                write_text(event.text)
+    finally:
+        if is_shown and builder.text:
+            write_text("\n")
     show_answer(builder.build())
 
 
@@ -101,51 +113,27 @@ def show_answer(answer: Answer, text: str = "") -> None:
     note(f"request {answer.request_id} · trace {answer.trace_id}")
 
 
-def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
-    """Print the text of `events` as they come and add them to `builder`; end the line even when they break off.
-
-    Reasoning goes to stderr.
-    """
-    thinks = False
-    try:
-        for event in events:
-            builder.add(event)
-            if not isinstance(event, Delta):
-                continue
-            if event.reasoning:
-                thinks = True
-                write_text(event.reasoning, sys.stderr)
-            if event.text:
-                write_text("\n" if thinks else "", sys.stderr)
-                thinks = False
-                write_text(event.text)
-    finally:
-        if builder.text:
-            write_text("\n")
-
-
 def note(text: str) -> None:
     """Write a note for people: on stderr, and only when stderr is a terminal."""
     if sys.stderr.isatty():
-        print(styled(printable(text), DIM, sys.stderr), file=sys.stderr, flush=True)
+        write_styled(text, err=True, dim=True)
 
 
 def progress(text: str) -> None:
     """Write a step of what a command does, unless it prints JSON: on stderr, into a file or a pipe too."""
-    if wants_json():
-        return
-    print(styled(printable(text), DIM, sys.stderr), file=sys.stderr, flush=True)
+    if not wants_json():
+        write_styled(text, err=True, dim=True)
 
 
-def styled(text: str, style: str, stream: TextIO) -> str:
-    """Return `text` in a colour, or dim, where `stream` is a terminal and NO_COLOR is not set."""
-    plain = os.environ.get("NO_COLOR") or not can_move(stream)
-    return text if plain else f"{style}{text}{_RESET}"
+def write_styled(text: str, **style: Any) -> None:
+    """Write a line as `typer.secho` does: in a colour, or dim, on a terminal that may have colours."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in _NO_TERMINALS
+    typer.secho(printable(text), color=False if is_plain else None, **style)
 
 
 def can_move(stream: TextIO) -> bool:
     """Tell whether `stream` is a terminal that knows escape sequences."""
-    return stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+    return stream.isatty() and os.environ.get("TERM") not in _NO_TERMINALS
 
 
 def confirm(question: str) -> None:
@@ -164,16 +152,13 @@ def confirm(question: str) -> None:
 
 def folded(line: str, indent: int) -> str:
     """Break a line that is wider than the output between words; what follows is indented."""
-    if len(line) <= (width := text_width()):
-        return line
-    parts = textwrap.wrap(
+    return textwrap.fill(
         line,
-        max(width, 2 * indent),
+        max(text_width(), 2 * indent),
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join(parts)
 
 
 def tree(described: Mapping[str, Any], indent: int = 0) -> Iterator[str]:
@@ -201,7 +186,7 @@ def write_table(
 
     With `keys`, a table that is too wide is printed in parts, each with this many of the first columns.
     """
-    listed = list(rows)
+    listed = [[*map(cell, row)] for row in rows]
     parts = [range(len(headers))] if keys is None else list(_parts(headers, listed, keys))
     tables = [
         aligned([headers[i] for i in part], [[row[i] for i in part] for row in listed])
@@ -217,11 +202,11 @@ def write_records(records: Sequence[Mapping[str, object]], keys: int | None = No
 
 
 def _parts(
-    headers: Sequence[str], rows: Sequence[Sequence[object]], keys: int
+    headers: Sequence[str], rows: Sequence[Sequence[str]], keys: int
 ) -> Iterator[Sequence[int]]:
     """Yield the columns of each part of a table, as many as fit the width."""
     columns = zip(headers, *rows, strict=True)
-    widths = [max(len(str(cell)) for cell in column) + 2 for column in columns]
+    widths = [max(map(len, column)) + 2 for column in columns]
     room = text_width() + 2 - sum(widths[:keys])
     part, used = list(range(keys)), 0
     for place in range(keys, len(headers)):

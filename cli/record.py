@@ -51,7 +51,7 @@ def record(
     from supervisor.state import StateDir
     from supervisor.status import operator_certificate
 
-    state = StateDir.of(state_dir)
+    state = StateDir(state_dir)
     url, certificate = nats_url or _url_of(state), operator_certificate(state)
     with out.open("w", encoding="utf-8") as file:
         recorder = TrafficRecorder(lambda line: print(line, file=file, flush=True))

@@ -147,8 +147,7 @@ def train_(
     told = {"router": str(out), "bytes": out.stat().st_size}
     if mesh.from_mesh:
         told |= {"outcomes": len(rows), "one_sided": len(one_sided)}
-    described = {**told, **report.describe(saved)}
-    output.show(described, "\n".join(output.tree(described)))
+    output.show({**told, **report.describe(saved)})
 
 
 @router.command()
@@ -173,8 +172,7 @@ def score(
         scored = list(_scored(head, prompts, cascade))
         csv.writer(new).writerows([("prompt_id", "score"), *scored])
         new.complete()
-    described = {"scores": str(out), "rows": len(scored), "version": learned.version}
-    output.show(described, " ".join(f"{key} {value}" for key, value in described.items()))
+    output.show({"scores": str(out), "rows": len(scored), "version": learned.version})
 
 
 def _scored(head: "Head", path: Path, cascade: bool) -> Iterator[tuple[str, str]]:

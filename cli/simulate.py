@@ -1,11 +1,12 @@
 """`sluice simulate` and `plan`: policies of the batcher under a load, and the number of workers that it needs."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from subprocess import PIPE
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal
 
 from typer import BadParameter, Option
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from sluice.settings import Settings
     from sluice.settings.batching import Policy
 
-
-_T = TypeVar("_T")
 
 ALL: Final = "all"
 """Of policies: all presets, on both engines."""
@@ -70,13 +69,9 @@ class Traffic:
         if (trace is None) == (not arrivals):
             raise BadParameter("give either --trace or --arrivals")
         if trace is None:
-            return checked(
-                lambda: generate(
-                    [parse_stream(text) for text in arrivals], self.seconds, self.seed
-                ),
-                "--arrivals",
-            )
-        arrivals_read = checked(lambda: parse_trace(lines_of(trace)), str(trace))
+            return generate([parse_stream(text) for text in arrivals], self.seconds, self.seed)
+        with reported(f"{trace}: "):
+            arrivals_read = parse_trace(trace.read_text(encoding="utf-8").splitlines())
         chosen = [arrival for arrival in arrivals_read if model is None or arrival.model == model]
         if not chosen:
             raise CommandFailed("CANNOT_SIMULATE", f"{trace}: no request to model {model!r}")
@@ -174,8 +169,9 @@ class Workers:
 
         name = self.cost
         if name in SHIPPED or not Path(name).is_file():
-            return Costs(checked(lambda: named_cost(name), "--cost"))
-        return checked(lambda: parse_costs(lines_of(Path(name))), name)
+            return Costs(named_cost(name))
+        with reported(f"{name}: "):
+            return parse_costs(Path(name).read_text(encoding="utf-8").splitlines())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,26 +191,18 @@ class Objectives:
         """Return the latency objectives by class."""
         from simulator.results import parse_slos
 
-        return checked(lambda: parse_slos(self.slo or ()), "--slo")
+        return parse_slos(self.slo or ())
 
 
-def checked(make: Callable[[], _T], option: str | None = None) -> _T:
-    """Return the result of `make`; turn a simulation error into one that names the option that caused it."""
+@contextmanager
+def reported(where: str = "") -> Iterator[None]:
+    """Report an error of the simulation, or of reading a file, as one of the command; `where` begins its message."""
     from simulator.trace import SimulationError
 
     try:
-        return make()
-    except SimulationError as error:
-        where = f"{option}: " if option else ""
+        yield
+    except (SimulationError, OSError, UnicodeDecodeError) as error:
         raise CommandFailed("CANNOT_SIMULATE", f"{where}{error}") from error
-
-
-def lines_of(file: Path) -> Iterable[str]:
-    """Return the lines of a file."""
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandFailed("CANNOT_SIMULATE", f"{file} cannot be read: {error}") from error
 
 
 def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Policy]":
@@ -233,6 +221,7 @@ def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Pol
     return {name: by_name[name] for name in chosen}
 
 
+@reported()
 def simulate(
     *,
     traffic: Traffic,
@@ -265,10 +254,9 @@ def simulate(
     if is_comparison:
         each = replace(each, admission=False)
     setups = each.setups(policies, traffic.model, workers, until)
-    histories = checked(lambda: {name: run(arrivals, setup) for name, setup in setups.items()})
     summaries = {
-        name: summarize(history, slos, objectives.worker_hour_price)
-        for name, history in histories.items()
+        name: summarize(run(arrivals, setup), slos, objectives.worker_hour_price)
+        for name, setup in setups.items()
     }
     described = {name: asdict(summary) for name, summary in summaries.items()}
     shown = show_comparison if is_comparison else show
@@ -286,11 +274,7 @@ def _comparison_row(name: str, s: "Summary") -> tuple[object, ...]:
     urgent = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)
     times = [s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95]
     times += [None, None] if urgent is None else [urgent.p50, urgent.p95]
-    return (name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *map(_seconds, times))
-
-
-def _seconds(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3f}"
+    return (name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *times)
 
 
 def show(summaries: "Mapping[str, Summary]") -> None:
@@ -310,26 +294,25 @@ def _class_of(policy: str, c: "ClassSummary") -> dict[str, object]:
         "expired": c.expired,
         "refused": c.refused,
         "open": c.open,
-        "longest wait": _seconds(c.longest_wait_s),
-        "goodput/s": f"{c.goodput_per_s:.2f}",
+        "longest wait": c.longest_wait_s,
+        "goodput/s": c.goodput_per_s,
         "in slo": f"{c.within_slo:.1%}",
-        **{f"ttft {name}": _seconds(value) for name, value in asdict(c.ttft_s).items()},
-        **{f"latency {name}": _seconds(value) for name, value in asdict(c.latency_s).items()},
+        **{f"ttft {name}": value for name, value in asdict(c.ttft_s).items()},
+        **{f"latency {name}": value for name, value in asdict(c.latency_s).items()},
     }
 
 
 def _totals_of(policy: str, s: "Summary") -> dict[str, object]:
-    cost, of_tokens = s.cost, s.cost_per_million_tokens
     return {
         "policy": policy,
         "workers": s.workers,
-        "tokens/s": f"{s.tokens_per_s:.1f}",
+        "tokens/s": s.tokens_per_s,
         "padding": f"{s.padding_share:.1%}",
-        "rows/batch": f"{s.rows_per_batch:.1f}",
+        "rows/batch": s.rows_per_batch,
         "utilization": f"{s.utilization:.1%}",
         "slots used": f"{s.occupancy:.1%}",
-        "cost": None if cost is None else f"{cost:.4g}",
-        "per M tokens": None if of_tokens is None else f"{of_tokens:.4g}",
+        "cost": s.cost,
+        "per M tokens": s.cost_per_million_tokens,
     }
 
 
@@ -354,12 +337,10 @@ class Documents:
         """Return the lengths of documents and of their answers."""
         from simulator.arrivals import LengthMix, parse_lengths
 
-        return LengthMix(
-            checked(lambda: parse_lengths(self.prompt_tokens), "--prompt-tokens"),
-            checked(lambda: parse_lengths(self.answer_tokens), "--answer-tokens"),
-        )
+        return LengthMix(parse_lengths(self.prompt_tokens), parse_lengths(self.answer_tokens))
 
 
+@reported()
 def plan(
     *,
     traffic: Traffic,
@@ -395,10 +376,8 @@ def plan(
     price = objectives.worker_hour_price
     if job.documents is None:
         arrivals, slos = traffic.load(), objectives.slos()
-        planned = checked(
-            lambda: plan_trace(
-                arrivals, setup, slos, share=share, workers_max=workers_max, worker_hour_price=price
-            )
+        planned = plan_trace(
+            arrivals, setup, slos, share=share, workers_max=workers_max, worker_hour_price=price
         )
         output.show(asdict(planned), lambda: _show_trace(planned))
         return
@@ -441,10 +420,10 @@ def _show_trace(planned: "TracePlan") -> None:
 
 def _show_job(job: "JobPlan") -> None:
     rows = [
-        ("documents a second needed", f"{job.documents_per_s:.4g}"),
-        ("documents a second of one worker", f"{job.worker_documents_per_s:.4g}"),
-        ("worker hours", f"{job.worker_hours:.4g}"),
-        ("cost", None if job.cost is None else f"{job.cost:.4g}"),
+        ("documents a second needed", job.documents_per_s),
+        ("documents a second of one worker", job.worker_documents_per_s),
+        ("worker hours", job.worker_hours),
+        ("cost", job.cost),
         ("workers, nothing to spare", job.workers),
     ]
     output.write_table((f"{job.documents} documents in {job.hours:g} h", ""), rows)

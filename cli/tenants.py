@@ -3,7 +3,7 @@
 import os
 import sys
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Literal
 
 from typer import Argument, Option
 
@@ -12,11 +12,6 @@ from cli.commands import Commands
 from sluice.client import Client
 from sluice.client.channel import API_KEY_VARIABLE
 from sluice.errors import JobsDisabled, WrongJobState
-
-_COUNTED: Final = (
-    *("api_keys", "cancelled", "records", "audit_entries", "outcomes", "dead_letters"),
-)
-"""What `ForgetTenantResponse` counts."""
 
 tenants = Commands("Show what tenants use of their limits, or forget one.")
 
@@ -60,13 +55,12 @@ def forget(
     with options.connect(named, address) as client:
         done = client.forget_tenant(tenant)
         jobs = _delete_jobs(client, tenant)
-    counts = {"jobs": jobs, **{name: getattr(done, name) for name in _COUNTED}}
-    silent = list(done.unreached_gateways)
-    described = {**counts, "unreached_gateways": silent}
-    failed = None
+    counts = {"jobs": jobs, **output.message_object(done)}
+    silent, failed = counts.pop("unreached_gateways"), None
+    del counts["kept"]
     if silent:
         failed = ("GATEWAYS_UNREACHED", f"{', '.join(silent)} did not answer: call it again")
-    headers = ("kind", "deleted")
+    headers, described = ("kind", "deleted"), {**counts, "unreached_gateways": silent}
     output.show(described, lambda: output.write_table(headers, counts.items()), failed)
 
 
@@ -95,9 +89,10 @@ def cache(
     Those of all requests, or of a tenant, of a model, or of one request.
     """
     unreached = client.clear_answers(tenant, model, key)
-    output.show({"unreached_gateways": unreached})
-    for name in unreached:
-        print(
-            f"gateway {name} did not respond; it may serve cached answers until they expire",
-            file=sys.stderr,
-        )
+
+    def write() -> None:
+        for name in unreached:
+            what = f"gateway {name} did not respond; it may serve cached answers until they expire"
+            print(what, file=sys.stderr)
+
+    output.show({"unreached_gateways": unreached}, write)

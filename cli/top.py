@@ -103,7 +103,10 @@ def top(
             size = get_terminal_size()
             try:
                 samples.append(_sample(client))
-                view = _view_of(samples)
+                while samples[-1].at - samples[0].at > _WINDOW_S:
+                    samples.popleft()
+                earlier = samples[0] if len(samples) > 1 else None
+                view = View(samples[-1], earlier, earlier)
                 shown = lines(client.address, view, size.columns, size.lines, sort, text)
             except SluiceError as error:
                 shown = [f"sluice top  {client.address}", f"no answer: {error.message}"]
@@ -115,14 +118,6 @@ def top(
 def _sample(client: Client) -> "Sample":
     read = client.metrics(*WANTED)
     return Sample.of(time.monotonic(), read, client.requests(limit=0))
-
-
-def _view_of(samples: "deque[Sample]") -> "View":
-    """Return a view of the latest sample, and drop samples that are too old."""
-    while samples[-1].at - samples[0].at > _WINDOW_S:
-        samples.popleft()
-    before = samples[0] if len(samples) > 1 else None
-    return View(samples[-1], before, before)
 
 
 @dataclass(frozen=True)
@@ -148,16 +143,10 @@ class Sample:
         processes = [(process.service, process.instance) for process in read.processes]
         return cls(at, values, processes, running)
 
-    def now(self, metric: str) -> dict[Labels, float]:
-        """Return a gauge over all processes."""
-        points = self.values.get(metric, {})
-        merged = _merged(metric, ((labels, value) for (_, labels), value in points.items()))
-        return {labels: value[0] for labels, value in merged.items()}
-
     def since(self, before: "Sample | None", metric: str) -> dict[Labels, Value]:
         """How much a counter or histogram has grown; a process that is not in `before` is left out.
 
-        Without `before`: since the processes started.
+        Without `before`: since the processes started, which of a gauge is its value.
         """
         earlier = {} if before is None else before.values.get(metric, {})
         grown = []
@@ -173,13 +162,13 @@ class Sample:
 def _merged(metric: str, found: Iterable[tuple[Labels, Value]]) -> dict[Labels, Value]:
     """Return the values of all processes by labels."""
     highest = metric in _SHARED or names.WORKER_ADDRESS in METRICS[metric].labels
-    together: dict[Labels, Value] = {}
+    together: dict[Labels, list[Value]] = {}
     for labels, value in found:
-        total = together.get(labels, value if highest else (0.0,) * len(value))
-        together[labels] = (
-            max(total, value) if highest else tuple(map(sum, zip(total, value, strict=True)))
-        )
-    return together
+        together.setdefault(labels, []).append(value)
+    return {
+        labels: max(values) if highest else tuple(map(sum, zip(*values, strict=True)))
+        for labels, values in together.items()
+    }
 
 
 class View:
@@ -196,17 +185,16 @@ class View:
 
     def summary(self) -> dict[str, float | None]:
         """Return the mesh in a few numbers."""
-        tokens = self._rates("sluice.worker.tokens")
-        jobs = self._sample.now("sluice.jobs.running")
+        tokens, requests = self._rates("sluice.worker.tokens"), self._rates("sluice.requests")
         counts = self._sample.running.counts
         return {
             "running": sum(count.requests for count in counts),
             "waiting": sum(one.waiting for one in counts),
-            "requests_per_s": _total(self._rates("sluice.requests")),
-            "errors_per_s": _total(self._rates("sluice.requests"), (), _is_error),
+            "requests_per_s": _total(requests),
+            "errors_per_s": _total(requests, (), _is_error),
             "input_tokens_per_s": _total(tokens, (), lambda one: one[-1] == "input"),
             "output_tokens_per_s": _total(tokens, (), lambda one: one[-1] == "output"),
-            "jobs": sum(jobs.values()) if jobs else 0.0,
+            "jobs": float(sum(self._now("sluice.jobs.running").values())),
             "items_per_s": _total(self._rates("sluice.jobs.items")),
         }
 
@@ -214,6 +202,9 @@ class View:
         """Return the number of processes of each kind."""
         kinds = [service.removeprefix("sluice-") for service, _ in self._sample.processes]
         return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+
+    def _now(self, metric: str) -> dict[Labels, float]:
+        return {labels: value[0] for labels, value in self._sample.since(None, metric).items()}
 
     def _rates(self, metric: str) -> dict[Labels, float] | None:
         """By second; None while there is one sample."""
@@ -224,7 +215,7 @@ class View:
         return {labels: value[0] / seconds for labels, value in grown.items()}
 
     def _models(self) -> list[Row]:
-        now, requests = self._sample.now, self._rates("sluice.requests")
+        now, requests = self._now, self._rates("sluice.requests")
         queued, waiting = now("sluice.queue.tasks"), now("sluice.room.waiting")
         oldest = now("sluice.queue.oldest_age")
         first, token = self._times(_FIRST_TOKEN), self._times(_TOKEN_TIME)
@@ -259,7 +250,7 @@ class View:
         )
 
     def _workers(self) -> list[Row]:
-        now, tokens = self._sample.now, self._rates("sluice.worker.tokens")
+        now, tokens = self._now, self._rates("sluice.worker.tokens")
         live, drained = now("sluice.worker.live"), now("sluice.worker.drained")
         running, slots = now("sluice.worker.running"), now("sluice.worker.slots")
         waiting, cache = now("sluice.worker.waiting"), now("sluice.worker.kv_cache.usage")
@@ -315,10 +306,13 @@ def lines(
         f"sluice top  {address}  {view.processes()}",
         *output.folded("  ".join(numbers), 2).split("\n"),
     ]
+
+    def place(row: Row) -> tuple[float, list[str]]:
+        return -sum(float(row.get(column) or 0.0) for column in _SORTS[sort]), _names(row)
+
     for rows in view.tables.values():
         if kept := [row for row in rows if any(text in name for name in _names(row))]:
-            kept.sort(key=lambda row: (-_size(row, sort), _names(row)))
-            shown += ["", *_table(kept, width)]
+            shown += ["", *_table(sorted(kept, key=place), width)]
     if len(shown) > height:
         more = len(shown) - height + 1
         shown[height - 1 :] = [f"... {more} more lines; --filter leaves some out"]
@@ -339,10 +333,6 @@ def _table(rows: Sequence[Row], width: int | None) -> list[str]:
 
 def _names(row: Row) -> list[str]:
     return [cell for cell in row.values() if isinstance(cell, str)]
-
-
-def _size(row: Row, sort: Sort) -> float:
-    return sum(float(row.get(column) or 0.0) for column in _SORTS[sort])
 
 
 def _shortened(cell: Cell, chars: int) -> Cell:

@@ -20,11 +20,6 @@ HOPS: Final = (names.SERVICE_GATEWAY, names.SERVICE_BATCHER, names.SERVICE_WORKE
 traces = Commands("Check the traces of the mesh.")
 
 
-@traces.callback()
-def _group() -> None:
-    """Keep `check` a command of its own: Typer makes the only command of a group the group itself."""
-
-
 @traces.command()
 def check(
     *,

@@ -67,7 +67,10 @@ class Program:
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Run the process and return its exit code: 0 after a clean end, 1 if it cannot start."""
-        given = self._parse(arguments)
+        parser = argparse.ArgumentParser(prog=self.name, description=self.about)
+        parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
+        parser.add_argument("--id", default="", help="name of this process; unset: a random one")
+        given = parser.parse_args(arguments)
         if self.reloads:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
@@ -104,9 +107,3 @@ class Program:
                 await self.serve(Process(name, settings, config, tracing.tracer, instruments, stop))
             finally:
                 await asyncio.to_thread(tracing.shutdown)
-
-    def _parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        parser = argparse.ArgumentParser(prog=self.name, description=self.about)
-        parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
-        parser.add_argument("--id", default="", help="name of this process; unset: a random one")
-        return parser.parse_args(arguments)

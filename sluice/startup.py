@@ -20,7 +20,8 @@ from sluice.settings import Settings
 LOOPBACK: Final = "127.0.0.1"
 ENGINE_NICE: Final = "SLUICE_ENGINE_NICE"
 """The variable that tells a worker the CPU priority of its engine."""
-_LOWEST: Final = 15_000
+_CANDIDATES: Final = range(15_000, 32_768)
+"""Ports that servers may take: those of outgoing connections begin behind them, unless the kernel is set otherwise."""
 _TRIES: Final = 200
 
 _PROBLEMS: Final[Mapping[int, str]] = {
@@ -72,11 +73,10 @@ def free_port(host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
     Raises:
         SetupError: every port tried is in use.
     """
-    candidates = range(_LOWEST, max(_ephemeral_start(), _LOWEST + 1_000))
-    for port in random.sample(candidates, _TRIES):
+    for port in random.sample(_CANDIDATES, _TRIES):
         if port not in taken and listen_problem(host, port) is None:
             return port
-    raise SetupError(f"no free port on {host} from {candidates.start} to {candidates.stop}")
+    raise SetupError(f"no free port on {host} from {_CANDIDATES.start} to {_CANDIDATES.stop}")
 
 
 def listen_problem(host: str, port: int) -> str | None:
@@ -173,13 +173,6 @@ def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
         parts = (root, environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
     return environment
-
-
-def _ephemeral_start() -> int:
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 32_768
 
 
 def _is_setting(variable: str) -> bool:

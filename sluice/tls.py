@@ -7,6 +7,7 @@ that are accepted), all PEM. gRPC speaks TLS 1.2 or later and asks for HTTP/2 by
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -198,15 +199,12 @@ class _Files(Generic[_T]):
         return self.current
 
     def _stamps(self) -> list[tuple[int, int, int]]:
-        return [_stamp(file) for file in self._files]
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    try:
-        found = file.stat()
-    except OSError:
-        return (0, 0, 0)
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        stamps = []
+        for file in self._files:
+            with suppress(OSError):
+                found = file.stat()
+                stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+        return stamps
 
 
 def _read(file: Path) -> bytes:

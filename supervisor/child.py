@@ -83,19 +83,29 @@ class Child:
     def __init__(self, spec: ChildSpec) -> None:
         """Start `spec`. Needs a running event loop; raises OSError if no process can be started."""
         self._loop = asyncio.get_running_loop()
-        self._parts_of, self._linger_s = spec.parts_of, spec.linger_s
-        self.ending = False
-        self.ended_by_parts = False
+        self._spec = spec
+        self.ending = self.ended_by_parts = False
         self.exited: asyncio.Future[int] = self._loop.create_future()
         with _open_log(spec.log) as log:
             self.log_start = log.tell() if log is not None else 0
-            self._process = _spawn(spec, log)
+            self._process = subprocess.Popen(
+                spec.argv,
+                env=dict(spec.env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=spec.folder,
+                umask=0o077,  # files of a mesh hold prompts and keys
+                # Not a session of its own: where the kernel shares cores by session (sched(7), autogroups), it would
+                # count priorities of threads inside each session alone.
+                process_group=0,
+            )
         self.pid = self._process.pid
         if spec.nice:
             os.setpriority(os.PRIO_PROCESS, self.pid, spec.nice)
         self.started_unix_ms = time.time_ns() // 1_000_000
         self._pidfd = os.pidfd_open(self.pid)
-        self._loop.add_reader(self._pidfd, self._on_exit)
+        self._loop.add_reader(self._pidfd, self._reap)
 
     @property
     def alive(self) -> bool:
@@ -110,9 +120,9 @@ class Child:
     async def end(self, bound_s: float) -> int:
         """Send SIGTERM, and SIGKILL when it has not ended after `bound_s` seconds; return the exit code."""
         self.ending = True
-        if self.alive and (parts := self._parts_of(self.pid)):
+        if self.alive and (parts := self._spec.parts_of(self.pid)):
             await asyncio.to_thread(_end_all, parts, bound_s)
-            await asyncio.wait([self.exited], timeout=self._linger_s)
+            await asyncio.wait([self.exited], timeout=self._spec.linger_s)
             self.ended_by_parts = self.alive
             self.send(signal.SIGKILL)
             return await self.exited
@@ -128,15 +138,11 @@ class Child:
         if not self.alive:
             return
         self._process.kill()
-        self._loop.remove_reader(self._pidfd)
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._reap()
 
-    def _on_exit(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        self._reap()
-
     def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         with suppress(ProcessLookupError):  # the leader was alone
             os.killpg(self.pid, signal.SIGKILL)
@@ -165,21 +171,6 @@ def _end_all(pids: Collection[int], bound_s: float) -> None:
             os.kill(pid, signal.SIGTERM)
     for pid in pids:
         has_ended(pid, max(0.0, until - time.monotonic()))
-
-
-def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        spec.argv,
-        env=dict(spec.env),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        cwd=spec.folder,
-        umask=0o077,  # files of a mesh hold prompts and keys
-        # Not a session of its own: where the kernel shares cores by session (sched(7), autogroups), it would count
-        # priorities of threads inside each session alone.
-        process_group=0,
-    )
 
 
 def _open_log(path: Path | None) -> AbstractContextManager[BinaryIO | None]:
@@ -218,7 +209,7 @@ def describe_exit(code: int) -> str:
         return f"exit code {code}"
     try:
         return f"signal {signal.Signals(-code).name}"
-    except ValueError:
+    except ValueError:  # a real-time signal
         return f"signal {-code}"
 
 

@@ -54,7 +54,9 @@ async def wait_until_reachable(
     try:
         await wait_for_triton(address, bound_s, tls)
     except TimeoutError:
-        raise SetupError(f"{name} does not answer at {address}; see its log") from None
+        raise SetupError(
+            f"{name} did not answer at {address} after {bound_s:.0f} s; see its log, or raise triton.start_s"
+        ) from None
 
 
 async def _health_of(channel: grpc.aio.Channel, service: str) -> str:

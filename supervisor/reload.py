@@ -21,7 +21,7 @@ from sluice.errors import SetupError
 from sluice.settings import ModelSettings, Settings, SettingsError, parse, resolve_model_path
 from sluice.settings.reload import TAKEN_WHILE_RUNNING
 from sluice.startup import reachable
-from sluice.wire.connection import NatsUnreachable, connect, disconnect
+from sluice.wire.connection import MeshClient, NatsUnreachable, connect, disconnect
 from sluice.wire.permissions import OPERATOR
 from sluice.wire.reload import ask_to_reload
 from supervisor.control_socket import listen
@@ -30,6 +30,7 @@ from supervisor.model_processes import kill_when_stopped, triton_watcher
 from supervisor.plan import (
     BATCHER,
     MeshPlan,
+    RemoteConfig,
     check_models,
     kind_of,
     plan_version,
@@ -38,7 +39,7 @@ from supervisor.plan import (
 from supervisor.specs import remote_spec, triton_spec
 from supervisor.state import DEFAULTS, Origin, ProcessState, write_atomically
 from supervisor.supervisor import SupervisedProcess, Supervisor
-from supervisor.triton import wait_for_triton
+from supervisor.triton import TritonConfig
 from supervisor.versions import Version, change_of
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,8 @@ class Reload:
             if asked is None:
                 models = tuple(one.asked for one in self._served)
                 asked = self.settings.model_copy(update={"models": models})
-            pairs = await asyncio.to_thread(_with_files, asked)
+            await asyncio.to_thread(check_models, asked)
+            pairs = [(model, _files_of(model)) for model in asked.models]
             change = change_of(pairs, self._served, self._retiring, self._generations)
             before, names = self.settings, self._running()
             started = await self._start_all(change.new, asked)
@@ -178,18 +180,9 @@ class Reload:
 
     async def _until_loaded(self, plan: MeshPlan, processes: list[SupervisedProcess]) -> None:
         start_s, tls = self.settings.triton.start_s, self.settings.tls.mesh
-        for config in plan.tritons:
-            ready = wait_for_triton(config.address, start_s, tls)
-            try:
-                await self._supervisor.during_start(ready, processes)
-            except TimeoutError:
-                raise SetupError(
-                    f"{config.name} was not loaded after {start_s:.0f} s; see {self._plan.state.log(config.name)}, "
-                    "or raise triton.start_s"
-                ) from None
-        for remote in plan.remotes:
-            address = f"127.0.0.1:{remote.port}"
-            answering = wait_until_reachable(remote.name, address, start_s, tls)
+        workers: list[TritonConfig | RemoteConfig] = [*plan.tritons, *plan.remotes]
+        for one in workers:
+            answering = wait_until_reachable(one.name, one.address, start_s, tls)
             await self._supervisor.during_start(answering, processes)
 
     async def _end_all(self, versions: Iterable[Version]) -> None:
@@ -233,36 +226,32 @@ class Reload:
 
     async def _put_in_force(self, after: Settings, processes: list[ProcessState]) -> None:
         """Write `after` for all and have `processes` read it; if one refuses, all read the former one again."""
-        file = self._plan.state.config
+        file, running = self._plan.state.config, self.settings
         before = file.read_text(encoding="utf-8")
-        write_atomically(file, after.to_yaml())
         try:
+            client = await connect(running.nats, OPERATOR, OPERATOR, lambda: None, running.tls.mesh)
+        except NatsUnreachable as error:
+            raise SetupError(f"no process can be asked to reload: {error}") from error
+        try:
+            write_atomically(file, after.to_yaml())
             for process in processes:
-                await self._tell(process)
+                await self._tell(client, process)
         except BaseException:
             write_atomically(file, before)
             for process in processes:
                 with suppress(SetupError, SettingsError):
-                    await self._tell(process)
+                    await self._tell(client, process)
             raise
-        self.settings = after
-
-    async def _tell(self, process: ProcessState) -> None:
-        """Wait until `process` has taken the configuration."""
-        assert process.pid is not None
-        settings, state = self.settings, self._plan.state
-        try:
-            client = await connect(
-                settings.nats, OPERATOR, OPERATOR, lambda: None, settings.tls.mesh
-            )
-        except NatsUnreachable as error:
-            raise SetupError(f"{process.name} cannot be asked to reload: {error}") from error
-        try:
-            answer = await ask_to_reload(
-                client, process.pid, state.config, lambda: process.alive, RELOAD_S
-            )
         finally:
             await disconnect(client)
+        self.settings = after
+
+    async def _tell(self, client: MeshClient, process: ProcessState) -> None:
+        """Wait until `process` has taken the configuration."""
+        assert process.pid is not None
+        answer = await ask_to_reload(
+            client, process.pid, self._plan.state.config, lambda: process.alive, RELOAD_S
+        )
         if answer is None:
             raise SetupError(f"{process.name} did not answer; see its log {process.log}")
         if not answer.taken:
@@ -310,12 +299,6 @@ def _first_versions(plan: MeshPlan) -> tuple[Version, ...]:
         Version(asked, _files_of(asked), served, processes[asked.name])
         for asked, served in zip(plan.asked, plan.settings.models, strict=True)
     )
-
-
-def _with_files(settings: Settings) -> list[tuple[ModelSettings, str]]:
-    """Return the models with their digests."""
-    check_models(settings)
-    return [(model, _files_of(model)) for model in settings.models]
 
 
 def _files_of(model: ModelSettings) -> str:

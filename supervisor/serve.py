@@ -15,17 +15,18 @@ from typing import Final
 from sluice.defaults import DEFAULT_HTTP_ADDRESS
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
+from sluice.settings.mesh import Page
 from sluice.settings.models import convert_models
 from sluice.startup import LOOPBACK
 from sluice.telemetry.environment import clean
 from sluice.telemetry.logs import log_to_stderr
 from supervisor.check import check
 from supervisor.mesh import Mesh, Progress, running_mesh
-from supervisor.plan import changed
+from supervisor.plan import changed, with_pages
 from supervisor.state import DEFAULTS, Origin
 
 HTTP_OFF: Final = "off"
-PAGES: Final = ("gateway", "batcher", "jobs", "triton")
+PAGES: Final[tuple[Page, ...]] = ("gateway", "batcher", "jobs", "triton")
 """Keys of telemetry.prometheus whose pages Prometheus reads; that of NATS is JSON."""
 FREE_PAGE: Final = f"{LOOPBACK}:0"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -94,9 +95,8 @@ def settings_of(origin: Origin, http: str | None = DEFAULT_HTTP_ADDRESS) -> Sett
     if origin.secure:
         settings = changed(settings, tls={"embedded": True})
     if origin.metrics:
-        given = {str(name): page for name, page in settings.telemetry.prometheus.items()}
-        pages = given | {name: given.get(name) or FREE_PAGE for name in PAGES}
-        settings = changed(settings, telemetry={"prometheus": pages})
+        given = settings.telemetry.prometheus
+        settings = with_pages(settings, **{name: given.get(name) or FREE_PAGE for name in PAGES})
     if origin.address is not None:
         settings = changed(settings, gateway={"address": origin.address})
     if origin.http is not None or "address" in settings.http.model_fields_set:
@@ -117,17 +117,19 @@ def main(root: str, descriptor: str, origin_json: str) -> int:
         with suppress(OSError):  # that command has gone
             report.write(json.dumps(message).encode() + b"\n")
 
-    def on_progress(step: str) -> None:
-        tell(progress=step)
-
-    def on_ready(mesh: Mesh) -> None:
-        tell(ready_s=mesh.ready_s)
-
     try:
         origin = Origin(**json.loads(origin_json))
         settings = settings_of(origin)
         log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
-        asyncio.run(serve(settings, Path(root), on_ready, on_progress, origin))
+        asyncio.run(
+            serve(
+                settings,
+                Path(root),
+                lambda mesh: tell(ready_s=mesh.ready_s),
+                lambda step: tell(progress=step),
+                origin,
+            )
+        )
     except (SetupError, SettingsError) as error:
         tell(error=str(error))
         return 1

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from sluice.settings.mesh import ProcessSettings
 from sluice.startup import ENGINE_NICE, child_environment, module_command
 from supervisor.child import ChildSpec
 from supervisor.model_processes import stub_pids
@@ -117,35 +118,27 @@ def server_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
         own["SLUICE_HTTP__ADDRESS"] = config.http
     if config.page is not None:
         own[f"SLUICE_TELEMETRY__PROMETHEUS__{kind.upper()}"] = config.page
+    if plan.nats is not None and plan.nats.passwords:
+        own[NATS_URL] = plan.nats.url_of(id_of(config.name))
+    own |= _certificate(plan, config.name)
     if kind != BATCHER:
         own[MESH_KEY] = plan.state.mesh_key(settings.identity.mesh_key)
     if kind == GATEWAY:
         own[RESUME_KEY] = settings.gateway.resume_key or plan.state.resume_key()
-    drain_s = {
-        GATEWAY: settings.gateway.drain_s,
-        BATCHER: settings.batcher.drain_s,
-        JOBS: settings.jobs.drain_s,
-    }
+    section: ProcessSettings = getattr(settings, kind)
     named = kind == JOBS or plan.authority is not None
     identity = ("--id", id_of(config.name)) if named else ()
     return ChildSpec(
         name=config.name,
         argv=(*module_command(kind, plan.state.config), *identity),
-        env={**child_environment(), **_credentials(plan, config.name), **own},
+        env={**child_environment(), **own},
         log=plan.state.log(config.name),
         port=config.port,
         page=config.page,
-        stop_s=drain_s[kind] + _MARGIN_S,
+        stop_s=section.drain_s + _MARGIN_S,
         stage=_STAGES[kind],
         nice=JOBS_NICE if kind == JOBS else 0,
     )
-
-
-def _credentials(plan: MeshPlan, process: str) -> dict[str, str]:
-    """Return the environment with a process's NATS password, or with the folder of its certificate."""
-    if plan.nats is not None and plan.nats.passwords:
-        return {NATS_URL: plan.nats.url_of(id_of(process))}
-    return _certificate(plan, process)
 
 
 def _certificate(plan: MeshPlan, process: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Final
 
 import psutil
 from pydantic import TypeAdapter
@@ -138,8 +138,9 @@ _JSON: Final = TypeAdapter(MeshState)
 class StateDir:
     """Paths of one state directory, and its lock."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = state_root(root)
+    def __init__(self, named: Path | None) -> None:
+        """Use the directory that `state_root` finds; raise as that does."""
+        self.root = state_root(named)
         self.config = self.root / "config.yaml"
         self.models = self.root / "models"
         self.versions = self.root / "versions"
@@ -149,11 +150,6 @@ class StateDir:
         self._lock = self.root / LOCK
         self.targets = self.root / "prometheus.json"
         self._state = self.root / STATE
-
-    @classmethod
-    def of(cls, named: Path | None) -> Self:
-        """Return the directory that `state_root` finds; raises as that does."""
-        return cls(state_root(named))
 
     def log(self, name: str) -> Path:
         """Return the log file of process `name`."""

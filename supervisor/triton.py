@@ -316,13 +316,9 @@ def _trace_arguments(otlp_endpoint: str | None) -> tuple[str, ...]:
 
 def _link(link: Path, target: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
-    if link.is_symlink() and link.readlink() == target:
-        return
-    # Renamed into place: a server that starts at this moment sees the old link or the new one.
-    fresh = link.with_name(f"{link.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target)
-    fresh.replace(link)
+    if not link.is_symlink() or link.readlink() != target:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
 
 
 def _joined(*folders: Path | str | None) -> str:

@@ -83,7 +83,10 @@ def change_of(
     models, words = [], {}
     for model, files in asked:
         loaded = [one for one in (*served, *retiring) if one.serves(model, files)]
-        chosen = loaded[0].taking(model) if loaded else _next(model, files, generations)
+        last = generations.get(model.name)
+        generation = model.generation if last is None else last + 1
+        new = Version(model, files, model.model_copy(update={"generation": generation}))
+        chosen = loaded[0].taking(model) if loaded else new
         models.append(chosen)
         word = _word(before.get(model.name), chosen)
         if word:
@@ -93,12 +96,6 @@ def change_of(
     names = {one.asked.name for one in models}
     words |= {name: "removed" for name in before if name not in names}
     return Change(tuple(models), tuple(retired), words)
-
-
-def _next(model: ModelSettings, files: str, generations: Mapping[str, int]) -> Version:
-    last = generations.get(model.name)
-    generation = model.generation if last is None else last + 1
-    return Version(model, files, model.model_copy(update={"generation": generation}))
 
 
 def _word(before: Version | None, after: Version) -> str:

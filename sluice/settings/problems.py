@@ -86,10 +86,9 @@ def problems_of(
 
 def _key_in(text: str, model: type[BaseModel], place: Place) -> tuple[Place, str]:
     """Take the key off a text that begins with one: checks of a whole section say which of its values is wrong."""
-    key, colon, words = text.partition(": ")
+    key, _, words = text.partition(": ")
     parts = _parts_of(key)
-    inside = _found(model, (*place, str(parts[0])))[0]
-    is_key = colon and any(str(parts[0]) in section.model_fields for section in inside)
+    is_key = words and _found(model, (*place, parts[0]))[1]
     return (parts, words) if is_key else ((), text)
 
 

@@ -8,18 +8,19 @@ needs no rule for daylight saving: an hour that a clock skips is skipped, and on
 Times have whole minutes, as the offsets of time zones do: an entry starts and ends with a minute of UTC.
 """
 
-import zoneinfo
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
+from zoneinfo import ZoneInfo
 
-from pydantic import ConfigDict, Field, field_validator, model_serializer, model_validator
+from pydantic import ConfigDict, Field, model_serializer, model_validator
 
 from sluice.settings.base import Section
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: Final[tuple[Day, ...]] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_MINUTES: Final = 24 * 60
+TimeOfDay = Annotated[str, Field(pattern="^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$")]
 
 
 class ScheduleEntry(Section):
@@ -27,13 +28,13 @@ class ScheduleEntry(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    start: str = Field(alias="from")
+    start: TimeOfDay = Field(alias="from")
     """First minute, "HH:MM"."""
-    end: str = Field(alias="to")
+    end: TimeOfDay = Field(alias="to")
     """The minute after the last, "HH:MM", at most "24:00". Before `from`: on the next day."""
     days: tuple[Day, ...] = Field(DAYS, min_length=1)
     """Days on which it starts."""
-    time_zone: str = "UTC"
+    time_zone: ZoneInfo = ZoneInfo("UTC")
     """IANA name of the time zone, such as Europe/Berlin."""
 
     @property
@@ -43,7 +44,7 @@ class ScheduleEntry(Section):
 
     def covers(self, moment: datetime) -> bool:
         """Return whether the entry is in force at a moment, which has a time zone."""
-        local = moment.astimezone(zoneinfo.ZoneInfo(self.time_zone))
+        local = moment.astimezone(self.time_zone)
         minute, day = 60 * local.hour + local.minute, local.weekday()
         start, end = _minutes(self.start), _minutes(self.end)
         if start < end:
@@ -51,25 +52,6 @@ class ScheduleEntry(Section):
         if minute >= start:
             return DAYS[day] in self.days
         return minute < end and DAYS[day - 1] in self.days
-
-    @field_validator("start", "end")
-    @classmethod
-    def _check_time(cls, value: str) -> str:
-        if not 0 <= _minutes(value) <= DAY_MINUTES:
-            raise ValueError(f"{value!r} is not a time of day; write HH:MM, 00:00 to 24:00")
-        return value
-
-    @field_validator("time_zone")
-    @classmethod
-    def _check_time_zone(cls, value: str) -> str:
-        try:
-            zoneinfo.ZoneInfo(value)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-            raise ValueError(
-                f"{value!r} is no known time zone; name one of the IANA database, such as Europe/Berlin"
-                " (without the database of the system install the package tzdata)"
-            ) from None
-        return value
 
     @model_validator(mode="after")
     def _check_interval(self) -> Self:
@@ -91,16 +73,12 @@ class ScheduleEntry(Section):
             "from": self.start,
             "to": self.end,
             "days": list(self.days),
-            "time_zone": self.time_zone,
+            "time_zone": str(self.time_zone),
         }
         return {**own, **self.overrides}
 
 
 def _minutes(time: str) -> int:
-    """Return the minutes since midnight of "HH:MM"; -1 for anything else."""
-    hours, colon, minutes = time.partition(":")
-    if not (colon and len(hours) == len(minutes) == 2 and (hours + minutes).isdecimal()):
-        return -1
-    if not (hours + minutes).isascii() or int(minutes) > 59:
-        return -1
+    """Return the minutes since midnight of "HH:MM"."""
+    hours, minutes = time.split(":")
     return 60 * int(hours) + int(minutes)

@@ -20,7 +20,6 @@ from opentelemetry.sdk.metrics.export import (
     HistogramDataPoint,
     InMemoryMetricReader,
     MetricReader,
-    MetricsData,
     Sum,
 )
 from opentelemetry.sdk.metrics.export import Metric as SdkMetric
@@ -144,7 +143,10 @@ class Instruments:
     def read(self, reader: InMemoryMetricReader) -> list[SdkMetric]:
         """Collect with one of the readers, and add what other processes have counted."""
         data = reader.get_metrics_data()
-        return [*(metrics_of(data) if data else ()), *self.reported()]
+        scopes = (
+            [one for each in data.resource_metrics for one in each.scope_metrics] if data else []
+        )
+        return [*(metric for scope in scopes for metric in scope.metrics), *self.reported()]
 
     def reported(self) -> list[SdkMetric]:
         """Read the histograms of other processes."""
@@ -178,13 +180,6 @@ CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 def attributes_of(metric: Metric, labels: Labels) -> dict[str, str]:
     """Name the labels of a point."""
     return {name: value for name, value in zip(metric.labels, labels, strict=True) if value}
-
-
-def metrics_of(data: MetricsData) -> Iterator[SdkMetric]:
-    """Yield all metrics of a collection."""
-    for resource in data.resource_metrics:
-        for scope in resource.scope_metrics:
-            yield from scope.metrics
 
 
 def points_of(metric: Metric, collected: SdkMetric) -> Points:

@@ -167,14 +167,10 @@ _HARMLESS: Final = {
 }
 """Warnings and errors of other programs that each start or stop of a mesh brings, with why nothing is wrong."""
 _WORDS: Final = {
-    word: level
-    for level, words in {
-        "debug": ("DBG", "TRC"),
-        "info": ("INF", "I"),
-        "warning": ("WRN", "W"),
-        "error": ("ERR", "FTL", "E", "F", "CRITICAL"),
-    }.items()
-    for word in words
+    **dict.fromkeys(("DBG", "TRC"), "debug"),
+    **dict.fromkeys(("INF", "I"), "info"),
+    **dict.fromkeys(("WRN", "W"), "warning"),
+    **dict.fromkeys(("ERR", "FTL", "E", "F", "CRITICAL"), "error"),
 }
 
 
@@ -206,19 +202,16 @@ def _of_match(match: re.Match[str], time_format: str, process: str, year: int) -
     level = _WORDS.get(word, word.lower())
     if why := next((why for start, why in _HARMLESS.items() if message.startswith(start)), ""):
         level, message = "info", f"{message} ({why})"
-    return LogLine(
-        *(at, process, level, message),
-        *(fields.get("logger", "").rstrip(":"), fields.get("request", ""), fields.get("trace", "")),
-    )
+    logger = fields.get("logger", "").rstrip(":")
+    ids = fields.get("request", ""), fields.get("trace", "")
+    return LogLine(at, process, level, message, logger, *ids)
 
 
 def _of_json(line: str, process: str) -> LogLine | None:
     try:
         fields = json.loads(line)
         at = datetime.fromisoformat(fields["time"]).timestamp()
-        return LogLine(
-            *(at, process, str(fields["level"]), str(fields["message"])),
-            *(str(fields.get(key, "")) for key in ("logger", "request_id", "trace_id")),
-        )
+        more = (str(fields.get(key, "")) for key in ("logger", "request_id", "trace_id"))
+        return LogLine(at, process, str(fields["level"]), str(fields["message"]), *more)
     except (ValueError, KeyError, TypeError):
         return None

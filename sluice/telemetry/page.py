@@ -37,7 +37,8 @@ def serving(
         SetupError: it cannot be served at `address`, which comes from the setting `key`.
     """
     host, port = listening_at(address, key, " or stop what uses it")
-    registry = CollectorRegistry(target_info=_labels(resource.attributes))
+    named = {_WORD.sub("_", name): str(value) for name, value in resource.attributes.items()}
+    registry = CollectorRegistry(target_info=named)
     registry.register(_Metrics(read))
     ProcessCollector(registry=registry)
     server, thread = start_http_server(port, host, registry)
@@ -109,11 +110,6 @@ def _exemplar(exemplar: SdkExemplar) -> Exemplar:
     ids = {"trace_id": format_trace_id(exemplar.trace_id or 0)}
     ids["span_id"] = format_span_id(exemplar.span_id or 0)
     return Exemplar(ids, exemplar.value, round(exemplar.time_unix_nano / 1e9, 3))
-
-
-def _labels(attributes: Mapping[str, object] | None) -> dict[str, str]:
-    """Name attributes of a resource as Prometheus does."""
-    return {_WORD.sub("_", name): str(value) for name, value in (attributes or {}).items()}
 
 
 _WORD: Final = re.compile(r"[^a-zA-Z0-9_]")

@@ -41,7 +41,7 @@ PING_OF_SEVERAL_S: Final = 0.5
 """How often a server is asked whether it answers, seconds; two missed answers end the connection. Where another server
 can take over, callers wait only for this; where none can, a busy server is given more time."""
 _PINGS_MAX: Final = 2
-_RECONNECT_WAIT_S: Final = 0.25
+_RECONNECT_WAIT_S: Final = 0.1
 _RETRY_S: Final = 0.05
 _ACK: Final = "$JS.ACK."
 _STREAM: Final = "Nats-Stream"
@@ -64,8 +64,6 @@ class MeshClient(Client):
     task would run on as if nobody had cancelled it (https://github.com/python/cpython/issues/86296; 3.12 does not).
     """
 
-    _has_warned = False
-
     async def subscribe(  # type: ignore[override]  # with a callback alone
         self, subject: str, queue: str = "", cb: Callback | None = None, **options: Any
     ) -> Subscription:
@@ -76,11 +74,9 @@ class MeshClient(Client):
 
     async def _call(self, callback: Callback, message: Msg) -> None:
         if message.reply.startswith(_ACK) or (message.headers and _STREAM in message.headers):
-            if not self._has_warned:  # one line, however many come
-                logger.warning("NATS: dropped messages from JetStream to %s", message.subject)
-            self._has_warned = True
-            return
-        await callback(message)
+            logger.warning("NATS: dropped messages from JetStream to %s", message.subject)
+        else:
+            await callback(message)
 
     async def request(
         self,
@@ -191,7 +187,7 @@ class _Connection:
             dont_randomize=True,
             name=f"{kind} {process}",
             inbox_prefix=permissions.inbox(kind, process),
-            **secured(self._context),
+            tls=None if self._context is None else self._context.context,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
             ping_interval=self._ping_s,  # type: ignore[arg-type]  # as above
@@ -235,7 +231,7 @@ class _Connection:
             await asyncio.to_thread(_limit_unacknowledged, server.port, limit_s)
 
     async def _on_error(self, error: Exception) -> None:
-        refused = None if self.starting is None else refusal(self._url, self._tls, error)
+        refused = None if self.starting is None else _refusal(self._url, self._tls, error)
         if refused is not None:
             raise refused from error
         # Denied publishes, slow consumers and broken links arrive here, and only here.
@@ -277,7 +273,7 @@ def shown(url: str) -> str:
     return ",".join(re.sub("//[^/]*@", "//", one) for one in url.split(","))
 
 
-def refusal(url: str, tls: Path | None, error: Exception) -> NatsUnreachable | None:
+def _refusal(url: str, tls: Path | None, error: Exception) -> NatsUnreachable | None:
     """Return the error if one side rejected the credentials of the other; else None."""
     where, refused = f"NATS at {shown(url)}", "authorization violation" in str(error).lower()
     if tls is None:
@@ -312,11 +308,6 @@ def _check_payload(client: Client, url: str) -> None:
             f"NATS at {shown(url)}: max_payload is {client.max_payload}, and messages of a mesh have up to "
             f"{MAX_MESSAGE_BYTES} bytes; set max_payload: {MAX_MESSAGE_BYTES} in its configuration"
         )
-
-
-def secured(context: ClientContext | None) -> dict[str, Any]:
-    """Return the arguments of nats-py for a connection with or without certificates."""
-    return {} if context is None else {"tls": context.context}
 
 
 async def disconnect(client: Client) -> None:

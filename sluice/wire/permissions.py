@@ -25,7 +25,6 @@ then does not tell apart.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Final
 
 from sluice.wire import subjects
@@ -111,14 +110,14 @@ def crossing(kind: str, process: str, input_streams: Iterable[str] = ()) -> Cros
             says=(
                 subjects.ALL_FRAMES,
                 f"{subjects.REPORTS}.{process}",
-                *_ANSWERS_METRICS,
+                _ANSWERS_METRICS,
                 f"{subjects.RELOADED}.*",
             ),
         )
     if kind == JOBS:
         return Crossing(
             hears=(subjects.METRICS,),
-            says=_ANSWERS_METRICS,
+            says=(_ANSWERS_METRICS,),
             asks=tuple(f"{_API}.STREAM.MSG.GET.{stream}" for stream in input_streams),
         )
     return Crossing()
@@ -167,10 +166,8 @@ def _imported(what: str, of: str, subject: str) -> dict[str, Any]:
 def _heard(speaker: str, subject: str) -> dict[str, Any]:
     """Return the import of what the account `speaker` says, which names it at the end of what many may say."""
     imported = _imported("stream", speaker, subject)
-    if subject in (subjects.ALL_FRAMES, *_ANSWERS_METRICS):
-        numbers = count(1)
-        parts = [f"${next(numbers)}" if part == "*" else part for part in subject.split(".")]
-        imported["to"] = ".".join((*parts, speaker))
+    if named := _NAMING.get(subject):
+        imported["to"] = f"{named}.{speaker}"
     return imported
 
 
@@ -188,12 +185,9 @@ def may_speak_as(speaker: str, kind: str, process: str) -> bool:
 
 def _question(asking: dict[str, Any], subject: str) -> dict[str, Any]:
     """Return the import of a service."""
-    imported = _imported("service", GATEWAYS, subject)
-    if subject.startswith(f"{_API}.STREAM."):
-        on_its_way = _MAPPED + subject.removeprefix(_API)
-        asking.setdefault("mappings", {})[subject] = on_its_way
-        imported["to"] = on_its_way
-    return imported
+    on_its_way = _MAPPED + subject.removeprefix(_API)
+    asking.setdefault("mappings", {})[subject] = on_its_way
+    return {**_imported("service", GATEWAYS, subject), "to": on_its_way}
 
 
 def permissions(kind: str, process: str) -> Permissions | None:
@@ -213,7 +207,7 @@ def permissions(kind: str, process: str) -> Permissions | None:
         f"{subjects.GATEWAYS}.*",
         f"{inbox(GATEWAY, '*')}.>",
         subjects.METRICS,
-        *_ANSWERS_METRICS,
+        _ANSWERS_METRICS,
         f"{subjects.RELOADED}.*",
         *(f"{prefix}.>" for prefix in _STORED_BY_GATEWAYS),
         *(f"{subjects.bucket_prefix(bucket)}>" for bucket in subjects.GATEWAY_BUCKETS),
@@ -241,7 +235,12 @@ def permissions(kind: str, process: str) -> Permissions | None:
 
 KINDS: Final = (GATEWAY, BATCHER, JOBS, OPERATOR)
 
-_ANSWERS_METRICS: Final = (f"{subjects.METRICS}.*.*",)
+_ANSWERS_METRICS: Final = f"{subjects.METRICS}.*.*"
+_NAMING: Final[Mapping[str, str]] = {
+    subjects.ALL_FRAMES: f"{subjects.FRAMES}.$1",
+    _ANSWERS_METRICS: f"{subjects.METRICS}.$1.$2",
+}
+"""What many may say, as gateways hear it; the account that says it follows."""
 _STORED_BY_GATEWAYS: Final = (
     subjects.DEAD_LETTERS,
     subjects.RECORDS,

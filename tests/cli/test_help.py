@@ -58,10 +58,10 @@ async def test_help_as_a_word(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("genrate", "x"), "no command 'genrate'; did you mean generate?"),
-        (("keys", "creat", "x"), "no command 'creat'; did you mean create?"),
-        (("batch", "reslts"), "no command 'reslts'; did you mean results?"),
-        (("xyzzy",), "no command 'xyzzy'; see: sluice --help"),
+        (("genrate", "x"), "No such command 'genrate'. Did you mean 'generate'?"),
+        (("keys", "creat", "x"), "No such command 'creat'. Did you mean 'create'?"),
+        (("batch", "reslts"), "No such command 'reslts'. Did you mean 'results'?"),
+        (("xyzzy",), "No such command 'xyzzy'; see: sluice --help"),
         (("generate",), "Missing argument 'PROMPT'; see: sluice generate --help"),
         (
             ("models", "--jsn"),

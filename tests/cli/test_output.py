@@ -61,14 +61,14 @@ def test_a_wide_table_is_printed_in_parts(
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    terminal = FakeTerminal()
+    monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert output.styled("x", output.RED, terminal) == "\x1b[31mx\x1b[0m"
-    assert output.styled("x", output.RED, io.StringIO()) == "x"
+    output.write_styled("x", fg="red")
     monkeypatch.setenv(name, value)
-    assert output.styled("x", output.RED, terminal) == "x"
+    output.write_styled("x", fg="red")
+    assert terminal.getvalue() == "\x1b[31mx\x1b[0m\nx\n"
 
 
 def test_a_tree_has_a_line_for_each_value_that_is_set() -> None:

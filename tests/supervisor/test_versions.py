@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from sluice.settings import ModelSettings
-from supervisor.plan import at_addresses
 from supervisor.versions import Change, Version, change_of
 
 
@@ -13,7 +12,9 @@ def model(name: str = "small", **more: object) -> ModelSettings:
 
 def served(asked: ModelSettings, files: str = "f", generation: int = 0) -> Version:
     numbered = asked.model_copy(update={"generation": generation})
-    return Version(asked, files, at_addresses(numbered, (f"127.0.0.1:{generation}",)))
+    return Version(
+        asked, files, numbered.model_copy(update={"triton_url": (f"127.0.0.1:{generation}",)})
+    )
 
 
 SMALL, LARGE = served(model()), served(model("large"))

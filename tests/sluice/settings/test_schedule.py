@@ -20,7 +20,7 @@ def policy(**entry: object) -> Policy:
 
 def hours(scheduled: Policy, start: datetime, minutes: int = 24 * 60, step: int = 15) -> list[str]:
     """When the entry is in force, local times."""
-    zone = ZoneInfo(scheduled.schedule[0].time_zone)
+    zone = scheduled.schedule[0].time_zone
     times = (start.astimezone(UTC) + timedelta(minutes=n) for n in range(0, minutes, step))
     return [f"{at.astimezone(zone):%a %H:%M}" for at in times if scheduled.at(at).wait_s == 5]
 
@@ -109,12 +109,12 @@ def test_schedule_goes_through_the_file_and_back() -> None:
         ({"from": "25:00"}, "schedule.0.from"),
         ({"to": "6:00"}, "schedule.0.to"),
         ({"to": "06:60"}, "schedule.0.to"),
-        ({"to": "noon"}, "write HH:MM"),
+        ({"to": "noon"}, "should match pattern"),
         ({"to": "22:00"}, "covers no time"),
         ({"days": []}, "schedule.0.days"),
         ({"days": ["monday"]}, "schedule.0.days.0"),
-        ({"time_zone": "Berlin"}, "'Berlin' is no known time zone"),
-        ({"time_zone": "../etc/passwd"}, "is no known time zone"),
+        ({"time_zone": "Berlin"}, "invalid timezone: Berlin"),
+        ({"time_zone": "../etc/passwd"}, "invalid timezone: ../etc/passwd"),
         ({"wait_s": 50}, "schedule.0.wait_s"),
         ({"rows": 3}, "schedule.0.rows"),
         ({"name": "fastest"}, "schedule.0.name"),
