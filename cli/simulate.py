@@ -196,12 +196,12 @@ class Objectives:
 
 @contextmanager
 def reported(where: str = "") -> Iterator[None]:
-    """Report an error of the simulation, or of reading a file, as one of the command; `where` begins its message."""
+    """Report an error of the simulation as one of the command; `where` begins its message."""
     from simulator.trace import SimulationError
 
     try:
         yield
-    except (SimulationError, OSError, UnicodeDecodeError) as error:
+    except (SimulationError, UnicodeDecodeError) as error:
         raise CommandFailed("CANNOT_SIMULATE", f"{where}{error}") from error
 
 
@@ -274,7 +274,8 @@ def _comparison_row(name: str, s: "Summary") -> tuple[object, ...]:
     urgent = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)
     times = [s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95]
     times += [None, None] if urgent is None else [urgent.p50, urgent.p95]
-    return (name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *times)
+    shown = (None if time is None else f"{time:.3f}" for time in times)
+    return (name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *shown)
 
 
 def show(summaries: "Mapping[str, Summary]") -> None:

@@ -17,10 +17,10 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Child:
         self._spec = spec
         self.ending = self.ended_by_parts = False
         self.exited: asyncio.Future[int] = self._loop.create_future()
-        with _open_log(spec.log) as log:
+        with nullcontext() if spec.log is None else spec.log.open("ab") as log:
             self.log_start = log.tell() if log is not None else 0
             self._process = subprocess.Popen(
                 spec.argv,
@@ -173,14 +173,6 @@ def _end_all(pids: Collection[int], bound_s: float) -> None:
         has_ended(pid, max(0.0, until - time.monotonic()))
 
 
-def _open_log(path: Path | None) -> AbstractContextManager[BinaryIO | None]:
-    if path is None:
-        return nullcontext()
-    if path.exists():
-        rotate_log(path)
-    return path.open("ab")
-
-
 async def keep_log_small(
     path: Path, max_bytes: int = LOG_MAX_BYTES, every_s: float = ROTATE_S
 ) -> None:
@@ -188,12 +180,12 @@ async def keep_log_small(
     while True:
         await asyncio.sleep(every_s)
         try:
-            rotate_log(path, max_bytes)
+            _rotate(path, max_bytes)
         except OSError as error:
             logger.warning("rotation of %s failed: %s", path, error.strerror)
 
 
-def rotate_log(path: Path, max_bytes: int = LOG_MAX_BYTES) -> None:
+def _rotate(path: Path, max_bytes: int) -> None:
     """Move what is in a large log to NAME.log.1, also while a process writes to it. Raises OSError.
 
     The process appends to the same file, so the file is copied and emptied. A line that comes between is lost.

@@ -9,7 +9,6 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
-from threading import Timer
 from typing import Any, Final
 
 from sluice.errors import SetupError
@@ -18,9 +17,6 @@ from sluice.settings.models import convert_models
 from sluice.startup import child_environment, module_command
 from supervisor.child import describe_exit, log_tail
 from supervisor.state import Origin, StateDir
-
-START_S: Final = 120.0
-"""What the start of a mesh may take on top of `triton.start_s`, seconds; the supervisor itself gives up sooner."""
 
 _LOG: Final = "supervisor"
 
@@ -38,15 +34,12 @@ def start_detached(
     """
     if state.is_locked():
         raise state.taken()
-    settings = load(origin.file)
-    convert_models(settings.models)  # here, where its progress is seen
+    convert_models(load(origin.file).models)  # here, where its progress is seen
     state.create()
     reading, writing = os.pipe()
     with os.fdopen(reading) as report, state.log(_LOG).open("ab") as log:
-        log_start, arguments = (
-            log.tell(),
-            (str(state.root), str(writing), json.dumps(asdict(origin))),
-        )
+        log_start = log.tell()
+        arguments = (str(state.root), str(writing), json.dumps(asdict(origin)))
         process = subprocess.Popen(
             (*module_command("supervisor.serve", None), *arguments),
             env=child_environment(keep_settings=True),
@@ -57,8 +50,6 @@ def start_detached(
             pass_fds=(writing,),
         )
         os.close(writing)
-        too_late = Timer(settings.triton.start_s + START_S, process.terminate)
-        too_late.start()
         message: dict[str, Any] = {"progress": ""}
         try:
             for line in report:
@@ -70,8 +61,6 @@ def start_detached(
             process.terminate()
             process.wait()
             raise
-        finally:
-            too_late.cancel()
     if "ready_s" in message:
         # It keeps running as an orphan; Popen must not warn that it was not waited for.
         process.returncode = 0

