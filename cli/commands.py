@@ -58,7 +58,10 @@ def expanded(command: Command, *, with_json: bool = True) -> Command:
     options: list[inspect.Parameter] = []
     groups: dict[str, Group] = {}
     for parameter in inspect.signature(command).parameters.values():
-        group = _group(parameter.annotation)
+        annotation = parameter.annotation
+        group = next((part for part in get_args(annotation) if isinstance(part, Group)), None)
+        if is_dataclass(annotation):
+            group = Group(annotation)  # type: ignore[arg-type]  # the class
         if group is None:
             options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         else:
@@ -117,10 +120,3 @@ class Commands(typer.Typer):
             return function
 
         return add
-
-
-def _group(annotation: Any) -> Group | None:
-    """Return the group of a parameter, or None for a plain option."""
-    if is_dataclass(annotation) and isinstance(annotation, type):
-        return Group(annotation)
-    return next((part for part in get_args(annotation) if isinstance(part, Group)), None)

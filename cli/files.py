@@ -3,7 +3,6 @@
 import csv
 import errno
 import gzip
-import io
 import os
 import secrets
 import stat
@@ -11,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, Self, TextIO
+from typing import Final, Self
 
 from cli.failure import CommandFailed
 from sluice.errors import InputInvalid
@@ -34,18 +33,13 @@ def open_table(path: Path) -> Iterator[tuple[Sequence[str], Iterator[Mapping[str
     """
     csv.field_size_limit(CELL_CHARS_MAX)
     try:
-        with _open_text(path) as file:
+        # utf-8-sig: spreadsheets put a byte order mark first.
+        opening = gzip.open if path.suffix == ".gz" else open
+        with opening(path, "rt", encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             yield list(reader.fieldnames or ()), reader
     except (UnicodeDecodeError, csv.Error, EOFError, gzip.BadGzipFile) as error:
         raise CommandFailed("FILE", f"{path} is no CSV file in UTF-8: {error}") from error
-
-
-def _open_text(path: Path) -> TextIO:
-    # utf-8-sig: spreadsheets put a byte order mark first.
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
 
 
 def check_input(path: Path) -> None:

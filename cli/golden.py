@@ -157,7 +157,9 @@ def evaluate_golden(
         CommandFailed: something cannot be read or was not answered, or a score is under its floor.
     """
     bounds = dict(map(_floor, floors))
-    _require_scores()
+    if not (find_spec("sacrebleu") and find_spec("rouge_score")):
+        message = "needs `pip install 'sacrebleu>=2.4,<3' 'rouge-score>=0.1.2'`"
+        raise CommandFailed("NOT_INSTALLED", message)
     golden = of_file(path)
     references = [item.references for item in golden]
     scored: dict[str, Scored] = {}
@@ -185,13 +187,6 @@ def evaluate_golden(
         problems = ", ".join(f"{name} {last[name]['value']:.3f} < {bounds[name]:g}" for name in low)
         failed = ("BELOW_FLOOR", f"{systems[-1]}: {problems}")
     output.show(described, lambda: _write(described, systems), failed)
-
-
-def _require_scores() -> None:
-    """Raise `CommandFailed` unless the packages that compute scores are installed."""
-    if not (find_spec("sacrebleu") and find_spec("rouge_score")):
-        message = "needs `pip install 'sacrebleu>=2.4,<3' 'rouge-score>=0.1.2'`"
-        raise CommandFailed("NOT_INSTALLED", message)
 
 
 def _floor(given: str) -> tuple[str, float]:

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,7 +169,7 @@ def status(state: OfMesh) -> None:
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     report = asyncio.run(report_of(state))
     described = {
-        **asdict(replace(report, models=(), routers=())),
+        **asdict(report),
         "models": [*map(output.message_object, report.models)],
         "routers": [*map(health_object, report.routers)],
     }

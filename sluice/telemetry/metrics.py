@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from opentelemetry.sdk.metrics.export import (
     MetricsData,
     PeriodicExportingMetricReader,
     ResourceMetrics,
-    ScopeMetrics,
 )
 from opentelemetry.sdk.metrics.export import Metric as SdkMetric
 
@@ -117,5 +116,5 @@ class _Reporting(MetricExporter):
 
 def _with(collected: ResourceMetrics, reported: list[SdkMetric]) -> ResourceMetrics:
     first, *more = collected.scope_metrics
-    scope = ScopeMetrics(first.scope, [*first.metrics, *reported], first.schema_url)
-    return ResourceMetrics(collected.resource, [scope, *more], collected.schema_url)
+    scope = replace(first, metrics=[*first.metrics, *reported])
+    return replace(collected, scope_metrics=[scope, *more])
