@@ -201,7 +201,9 @@ async def _compute(
     name = f"{operation} {model}"
     with context.log.child(name, attributes, SpanKind.CLIENT) as span:
         traced = headers_of(span)
-        untraced = _untraced(traced)
+        # The others have the same parent, and nothing of them is recorded.
+        parent = traced.get(TRACEPARENT, "")
+        untraced = {TRACEPARENT: parent[:-3] + UNSAMPLED} if parent else {}
         runs = list[ModelRun]()
         for number, prompt in enumerate(prompts):
             run_id = f"{context.request_id}-{number}"
@@ -238,9 +240,3 @@ def _end(
 
 def _floats(values: bytes) -> list[float]:
     return array("f", values).tolist()
-
-
-def _untraced(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return trace headers with the same parent, of which nothing is recorded."""
-    parent = headers.get(TRACEPARENT, "")
-    return {TRACEPARENT: parent[:-3] + UNSAMPLED} if parent else {}

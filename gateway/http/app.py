@@ -22,7 +22,7 @@ from gateway.http.models import ModelList
 from gateway.identity.caller import ANY, ASKS, CHANGES
 from gateway.telemetry.request_log import new_request_id
 from sluice.openai.embeddings import EMBEDDINGS, RERANK
-from sluice.openai.requests import URLS
+from sluice.openai.requests import CHAT, COMPLETIONS
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ def make_app(
         return JSONResponse(degraded if problem() else {"status": "ok"})
 
     model_calls: dict[str, Behaviour] = {
-        **dict.fromkeys(URLS, calls.complete),
+        CHAT: calls.chat,
+        COMPLETIONS: calls.complete,
         **dict.fromkeys((TRANSCRIPTIONS, TRANSLATIONS), calls.transcribe),
         **dict.fromkeys(RERANK, calls.rerank),
         EMBEDDINGS: calls.embed,

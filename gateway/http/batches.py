@@ -172,7 +172,12 @@ class JobCalls:
             pages = self._jobs.begin(call, method, request, wait_s=UPLOAD_S)
             try:
                 async for page in pages:
-                    await call.write(_lines(job, page.results, part), _LINES, more=True)
+                    lines = [
+                        encoded_line(job, result)
+                        for result in page.results
+                        if result.HasField("answer") or part == ERRORS
+                    ]
+                    await call.write(b"".join(lines), _LINES, more=True)
             finally:
                 pages.cancel()
         await call.write(b"", _LINES)
@@ -290,14 +295,6 @@ async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:
                 pb.UploadInputRequest(expires_after=Duration(seconds=after.seconds))
             )
     await storing.done_writing()
-
-
-def _lines(job: str, results: Any, part: str) -> bytes:
-    return b"".join(
-        encoded_line(job, result)
-        for result in results
-        if result.HasField("answer") or part == ERRORS
-    )
 
 
 def upload_of(file_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Serve /v1/completions with several prompts, or with prompts repeated before their answers (`echo`).
+"""Serve /v1/completions: one or several prompts, which `echo` repeats before their answers.
 
 Each prompt is a request of its own: admitted, limited, recorded and traced separately. The log-probabilities of an
 echoed prompt come from one more request, to Score.
@@ -6,7 +6,6 @@ echoed prompt come from one more request, to Score.
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Final
 
@@ -25,11 +24,6 @@ from sluice.v1 import inference_pb2 as pb
 
 RUNNING_MAX: Final = 16
 """Most prompts of one call that are answered at the same time."""
-
-
-def is_several(body: Mapping[str, Any]) -> bool:
-    """Return whether a body of /v1/completions has several prompts, or asks for echo."""
-    return bool(body.get("echo")) or len(prompts_of(body.get("prompt"))) > 1
 
 
 def _is_prompt_alone(request: pb.GenerateRequest) -> bool:
@@ -66,10 +60,10 @@ class PromptAnswers:
             self._requests.append(request)
         # All requests have the same options, so the first one is checked.
         first = self._requests[0]
-        scored = self._echo and first.sampling.HasField("logprobs")
-        if scored and first.model in ("", AUTO):
+        scored = first.sampling.HasField("logprobs")
+        if self._echo and scored and first.model in ("", AUTO):
             raise BadField("model: is required with echo and logprobs; name one model")
-        if _is_prompt_alone(first) and not scored:
+        if self._echo and not scored and _is_prompt_alone(first):
             raise BadField("max_tokens: is 0; send at least 1, or echo with logprobs")
         streams = self.with_usage is not None
         for position, request in enumerate(self._requests):

@@ -11,7 +11,7 @@ from gateway.api.texts import EMBED, RERANK, TextsKind, respond
 from gateway.http.answers import Chunks, HttpAnswer, WholeBody
 from gateway.http.audio import HEADS, SpokenText, speech_request
 from gateway.http.call import SSE, HttpCall
-from gateway.http.completions import PromptAnswers, is_several
+from gateway.http.completions import PromptAnswers
 from gateway.http.message_events import MessageEvents
 from gateway.http.messages import MessagesBody
 from gateway.http.names import BodyKind, FieldNames
@@ -44,20 +44,23 @@ class ModelCalls:
         self._generator = generator
         self._ping_s = ping_s
 
-    async def complete(self, call: HttpCall) -> None:
-        """Serve /v1/chat/completions and /v1/completions."""
-        url, body = call.scope["path"], await call.object()
-        call.named = FieldNames(BodyKind.CHAT if url == CHAT else BodyKind.COMPLETION, body)
-        if url == COMPLETIONS and is_several(body):
-            answers = PromptAnswers(self._generator, call, body)
-            answer = _answer_of(url, answers.with_usage, may_call=False)
-            answer.echoes = answers.echoes
-            head = {} if answers.with_usage is None else SSE
-            await self._write(call, answer, head, answers.answer)
-            return
-        request, with_usage = generate_request(url, body)
-        answer = _answer_of(url, with_usage, may_call=bool(request.tools))
+    async def chat(self, call: HttpCall) -> None:
+        """Serve /v1/chat/completions."""
+        body = await call.object()
+        call.named = FieldNames(BodyKind.CHAT, body)
+        request, with_usage = generate_request(CHAT, body)
+        answer = _answer_of(CHAT, with_usage, may_call=bool(request.tools))
         await self._generate(call, request, answer, {} if with_usage is None else SSE)
+
+    async def complete(self, call: HttpCall) -> None:
+        """Serve /v1/completions."""
+        body = await call.object()
+        call.named = FieldNames(BodyKind.COMPLETION, body)
+        answers = PromptAnswers(self._generator, call, body)
+        answer = _answer_of(COMPLETIONS, answers.with_usage, may_call=False)
+        answer.echoes = answers.echoes
+        head = {} if answers.with_usage is None else SSE
+        await self._write(call, answer, head, answers.answer)
 
     async def respond(self, call: HttpCall) -> None:
         """Serve /v1/responses without state: answers are not stored, and each request has its whole conversation."""

@@ -44,19 +44,18 @@ class ModelList:
         return AUTO, *self._generator.catalog.callable
 
     def _model(self, name: str, call: HttpCall) -> Json:
-        entry = self._openai(name) if VERSION not in call.metadata else self._anthropic(name)
+        is_anthropic = VERSION in call.metadata
+        entry = {"id": name, "object": "model", "created": self._created, "owned_by": "sluice"}
+        if is_anthropic:
+            entry = self._anthropic(name)
         if name == AUTO:
             return entry
         model = self._generator.catalog[name]
+        if not is_anthropic:
+            entry["max_model_len"] = model.context_tokens
         overload = self._generator.upstream.overload
         ready = overload.is_ready(name, model.task_name, time.monotonic())
         return {**entry, "tier": model.settings.tier, "ready": ready}
-
-    def _openai(self, name: str) -> Json:
-        entry = {"id": name, "object": "model", "created": self._created, "owned_by": "sluice"}
-        if name == AUTO:
-            return entry
-        return {**entry, "max_model_len": self._generator.catalog[name].context_tokens}
 
     def _anthropic(self, name: str) -> Json:
         catalog = self._generator.catalog

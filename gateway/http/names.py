@@ -72,8 +72,6 @@ _TABLE: Final[Sequence[tuple[str, str, Collection[BodyKind]]]] = (
 _RULES: Final = {
     kind: [(pattern, name) for pattern, name, kinds in _TABLE if kind in kinds] for kind in BodyKind
 }
-_NOTHING: Final[Mapping[str, Any]] = {}
-_NO_PLACES: Final[Mapping[str, str]] = {}
 _MESSAGE: Final = re.compile(r"(messages\[\d+\](?:\.tool_calls\[\d+\])?)(.*)", re.DOTALL)
 _ITEM_FIELDS: Final[Mapping[BodyKind, Mapping[str, str]]] = {
     BodyKind.RESPONSE: {
@@ -104,8 +102,8 @@ class FieldNames:
     def __init__(
         self,
         kind: BodyKind = BodyKind.NONE,
-        body: Mapping[str, Any] = _NOTHING,
-        places: Mapping[str, str] = _NO_PLACES,
+        body: Mapping[str, Any] = {},
+        places: Mapping[str, str] = {},
     ) -> None:
         self._rules = _RULES[kind]
         self._item_fields = _ITEM_FIELDS.get(kind, {})

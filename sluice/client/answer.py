@@ -326,18 +326,14 @@ def notice_of(message: pb.Notice) -> Notice:
 
 def finished_of(message: pb.Finished) -> Finished:
     """Return the event in `message`."""
+    hops = {name: getattr(message.timings, name.removesuffix("_ms")) for name in Timings.__slots__}
     return Finished(
         FinishReason(word_of(pb.FinishReason, message.reason)),
         message.usage,
-        _timings_of(message.timings),
+        Timings(**{name: ms_of(hop) for name, hop in hops.items()}),
         message.stop,
         tuple(message.rules),
         message.model,
         tuple(message.attempts),
         message.stop_token_id if message.HasField("stop_token_id") else None,
     )
-
-
-def _timings_of(message: pb.Timings) -> Timings:
-    hops = {name: name.removesuffix("_ms") for name in Timings.__slots__}
-    return Timings(**{name: ms_of(getattr(message, hop)) for name, hop in hops.items()})

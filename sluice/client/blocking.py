@@ -523,8 +523,10 @@ class Client(Caller):
                 timeout=retries.timeout_s(monotonic()),
                 metadata=metadata,
             )
-            # A stream that ends without an error and without `Finished` is resumed as well.
-            error: SluiceError = channel.ended_early()
+            # A stream that ends with OK and without `Finished`, as behind some proxies, is resumed as well.
+            error: SluiceError = channel.ConnectionLost(
+                "the stream ended before the answer was complete"
+            )
             try:
                 with channel.reading(call):
                     for response in call:

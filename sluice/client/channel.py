@@ -256,11 +256,6 @@ def reading(call: grpc.RpcContext | grpc.aio.Call) -> Iterator[None]:
         call.cancel()
 
 
-def ended_early() -> ConnectionLost:
-    """Return the error for a stream that ended with OK but without `Finished`, as behind some proxies."""
-    return ConnectionLost("the stream ended before the answer was complete")
-
-
 def may_resume(error: SluiceError) -> bool:
     """Return whether a new call may continue the request: the gateway is gone and did not refuse it."""
     return error.code is grpc.StatusCode.UNAVAILABLE

@@ -85,13 +85,10 @@ class Retries:
         self._failures += 1
         # A mesh that says when to retry is running, and expects to serve the request then.
         tries = self._tries if error.retry_after_s is None else self._policy.resume_tries
-        if not may_resume(error) or self._failures >= tries or self._starts_late(now):
+        is_late = self._start_until is not None and not self._accepted and now >= self._start_until
+        if not may_resume(error) or self._failures >= tries or is_late:
             raise error
         return self._before_deadline(error, self._failures, 0.0, now)
-
-    def _starts_late(self, now: float) -> bool:
-        """Return whether `start_s` has passed before the request was accepted."""
-        return self._start_until is not None and not self._accepted and now >= self._start_until
 
     def _is_refusal(self, error: SluiceError) -> bool:
         """Return whether the mesh refused a request for lack of capacity and said when to retry."""

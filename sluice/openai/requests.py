@@ -88,7 +88,9 @@ def _request_of(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.Gen
         elif name == "labels":
             _set_labels(request, value)
         elif name == "response_format":
-            _set_shape(request.sampling, value)
+            if (schema := schema_of(value)) is not None:
+                request.sampling.json_schema = json_of(schema, name)
+                request.sampling.response_format = json_of(value, name)
         elif name in _SAMPLING:
             _set_sampling(request.sampling, name, value)
         else:
@@ -144,9 +146,13 @@ def request_of_body(
     plain = _plain_of(body)
     token_ids: Sequence[int] = ()
     if url == COMPLETIONS:
-        plain |= {"raw_prompt": True, "prompt": _one_prompt(body["prompt"])}
-        if isinstance(plain["prompt"], list):
-            token_ids, plain["prompt"] = plain["prompt"], " "  # replaced by the tokens below
+        prompts = prompts_of(body["prompt"])
+        if len(prompts) > 1:
+            raise BadField(f"prompt: has {len(prompts)} entries; send a line for each of them")
+        prompt = prompts[0]
+        if isinstance(prompt, list):
+            token_ids, prompt = prompt, " "  # replaced by the tokens below
+        plain |= {"raw_prompt": True, "prompt": prompt}
     tools = {name: plain.pop(name) for name in _TOOL_FIELDS if name in plain}
     if tools and url == COMPLETIONS:
         raise BadField(f"{min(tools)}: is not a field of {url}; leave it out")
@@ -241,14 +247,6 @@ def labels_of_metadata(metadata: Any) -> dict[str, str]:
     return labels
 
 
-def _set_shape(sampling: pb.SamplingParams, shape: Any) -> None:
-    """Set the JSON schema of a `response_format`, and the `response_format` itself."""
-    schema = schema_of(shape)
-    if schema is not None:
-        sampling.json_schema = json_of(schema, "response_format")
-        sampling.response_format = json_of(shape, "response_format")
-
-
 def schema_of(shape: Any) -> dict[str, Any] | None:
     """Return the JSON schema of a `response_format`; None for text.
 
@@ -265,13 +263,6 @@ def schema_of(shape: Any) -> dict[str, Any] | None:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return schema
     raise BadField("response_format: must be text, json_object, or json_schema with a schema")
-
-
-def _one_prompt(prompt: Any) -> Any:
-    prompts = prompts_of(prompt)
-    if len(prompts) > 1:
-        raise BadField(f"prompt: has {len(prompts)} entries; send a line for each of them")
-    return prompts[0]
 
 
 def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
