@@ -63,6 +63,17 @@ async def tasks_of(wire: Wire, count: int) -> list[Task]:
     return sorted(tasks, key=lambda task: task.request_id)
 
 
+async def spoken(
+    wire: Wire, request: pb.GenerateRequest, *answers: Sequence[int]
+) -> pb.GenerateTextResponse:
+    """Return the answer to speech, of which each chunk is answered with these words."""
+    call = wire.stub.GenerateText(request)
+    for task, words in zip(await tasks_of(wire, len(answers)), answers, strict=True):
+        await say(wire, task, *words)
+    response: pb.GenerateTextResponse = await call
+    return response
+
+
 async def test_what_is_heard_at_once_is_a_row(wire: Wire) -> None:
     call = wire.stub.Generate(heard(SHORT))
     task = await wire.batcher.task(MODEL)
@@ -140,14 +151,15 @@ async def test_few_chunks_are_computed_at_a_time(
 
 
 async def test_languages_that_are_found_are_no_text(wire: Wire) -> None:
-    call = wire.stub.GenerateText(heard(LONG, language=""))
+    german, english = LANGUAGES["<|de|>"], LANGUAGES["<|en|>"]
     opening = (TASKS["transcribe"], NO_TIMESTAMPS)
-    for place, task in enumerate(await tasks_of(wire, 3)):
-        language = LANGUAGES["<|en|>" if place == 1 else "<|de|>"]
-        await say(wire, task, language, *opening, *range(2 * place, 2 * place + 4))
-    answer = await call
+    answers = [
+        (language, *opening, *range(2 * place, 2 * place + 4))
+        for place, language in enumerate((german, english, german))
+    ]
+    answer = await spoken(wire, heard(LONG, language=""), *answers)
     assert answer.text == "".join(f" w{number}" for number in range(8))
-    assert answer.token_ids[0] == LANGUAGES["<|de|>"]
+    assert answer.token_ids[0] == german
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -160,17 +172,17 @@ async def test_timestamps_are_no_text(opened: Opened, tmp_path: Path, listed: bo
         (tmp_path / "config.json").write_text(json.dumps(config))
     first, last = NO_TIMESTAMPS + 1, NO_TIMESTAMPS + 100
     async with opened(more_models=[speech], audio_max_s=60.0) as wire:
-        call = wire.stub.Generate(heard(SHORT))
-        await say(wire, await wire.batcher.task(MODEL), first, 5, 6, last, last, 7, last)
-        events = await events_of(call)
-        assert text_of(events) == " w5 w6 w7"
-        assert events[-1].finished.usage.completion_tokens == 8
-        call = wire.stub.Generate(heard(LONG))
-        tasks = await tasks_of(wire, 3)
-        await say(wire, tasks[0], first, 9, 10, 11, first + 9, 12, last)
-        await say(wire, tasks[1], first, 11, 12, first + 3, 13, 14)
-        await say(wire, tasks[2], 13, 14, 15, last)
-        assert text_of(await events_of(call)) == " w9 w10 w11 w12 w13 w14 w15"
+        answer = await spoken(wire, heard(SHORT), [first, 5, 6, last, last, 7, last])
+        assert answer.text == " w5 w6 w7"
+        assert answer.finished.usage.completion_tokens == 8
+        answer = await spoken(
+            wire,
+            heard(LONG),
+            [first, 9, 10, 11, first + 9, 12, last],
+            [first, 11, 12, first + 3, 13, 14],
+            [13, 14, 15, last],
+        )
+        assert answer.text == " w9 w10 w11 w12 w13 w14 w15"
 
 
 async def test_an_answer_of_chunks_ends_at_max_tokens(wire: Wire) -> None:
@@ -186,25 +198,10 @@ async def test_an_answer_of_chunks_ends_at_max_tokens(wire: Wire) -> None:
 
 
 async def test_a_stop_string_ends_the_joined_text(wire: Wire) -> None:
-    params = pb.SamplingParams(stop=["w11 w12"])
-    call = wire.stub.GenerateText(heard(LONG, sampling=params))
-    tasks = await tasks_of(wire, 3)
-    await say(wire, tasks[0], 9, 10, 11)
-    await say(wire, tasks[1], 12, 13)
-    await say(wire, tasks[2], 14, 15)
-    answer = await call
+    request = heard(LONG, sampling=pb.SamplingParams(stop=["w11 w12"]))
+    answer = await spoken(wire, request, [9, 10, 11], [12, 13], [14, 15])
     assert answer.text == " w9 w10 "
     assert answer.finished.reason == pb.FINISH_REASON_STOP_SEQUENCE
-
-
-async def test_a_caller_that_goes_cancels_all_chunks(wire: Wire) -> None:
-    call = wire.stub.Generate(heard(LONG))
-    tasks = await tasks_of(wire, 3)
-    call.cancel()
-    for task in tasks:
-        await wire.batcher.cancelled(task)
-        await wire.forgotten(task)
-    assert len(wire.gateway.registry) == 0
 
 
 async def test_a_chunk_that_fails_ends_the_answer_and_the_other_rows(wire: Wire) -> None:
@@ -244,11 +241,8 @@ def _has_tokens(wire: Wire, task: Task) -> bool:
 
 @pytest.mark.wire(safety={"rules": [{**PAIR, "action": "redact"}]})
 async def test_a_pattern_over_two_chunks_is_hidden(wire: Wire) -> None:
-    call = wire.stub.GenerateText(heard(LONG))
-    tasks = await tasks_of(wire, 3)
-    for task, words in zip(tasks, ([9, 10, 11], [12, 13], [14, 15]), strict=True):
-        await say(wire, task, *words)
-    assert (await call).text == " w9 w10 <PAIR_1> w13 w14 w15"
+    answer = await spoken(wire, heard(LONG), [9, 10, 11], [12, 13], [14, 15])
+    assert answer.text == " w9 w10 <PAIR_1> w13 w14 w15"
 
 
 @pytest.mark.wire(safety={"rules": [{**PAIR, "action": "block"}]})
@@ -262,9 +256,7 @@ async def test_the_text_before_the_audio_passes_the_input_safety(wire: Wire) -> 
 @pytest.mark.wire(cache=CacheSettings(enabled=True))
 async def test_a_kept_answer_is_that_to_the_same_audio(wire: Wire) -> None:
     for number, request in enumerate((heard(SHORT), heard(LONG[: len(SHORT)]))):
-        call = wire.stub.GenerateText(request)
-        await say(wire, await wire.batcher.task(MODEL), 5 + number)
-        assert (await call).text == f" w{5 + number}"
+        assert (await spoken(wire, request, [5 + number])).text == f" w{5 + number}"
     assert (await wire.stub.GenerateText(heard(SHORT))).text == " w5"
 
 

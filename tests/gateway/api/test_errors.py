@@ -129,17 +129,6 @@ async def test_more_requests_than_allowed_are_refused_at_once(wire: Wire) -> Non
     await still_answers(wire)
 
 
-@pytest.mark.wire(max_concurrent_requests=4)
-async def test_waiting_bulk_calls_take_nothing_from_interactive_ones(wire: Wire) -> None:
-    bulk = [wire.stub.Generate(prompt(priority=pb.PRIORITY_BULK)) for _ in range(8)]
-    # Of two places for bulk one is left to other tenants.
-    await wire.until(lambda: sum(call.done() for call in bulk) == 7)
-    await wire.batcher.task(priority_class="bulk")
-    await still_answers(wire)
-    for call in bulk:
-        call.cancel()
-
-
 BULK = {"priority": pb.PRIORITY_BULK}
 
 

@@ -181,18 +181,6 @@ async def test_many_streams_at_once_do_not_mix(wire: Wire) -> None:
     assert len(wire.gateway.registry) == 0
 
 
-async def test_a_whole_answer_comes_in_one_message(wire: Wire) -> None:
-    call = wire.stub.GenerateText(prompt("hello"))
-    task = await wire.batcher.task()
-    tokens = wire.tokens("hello world")
-    await wire.batcher.send(task, frame(0, tokens[:1]), last(1, tokens[1:]))
-    response = await call
-    assert (response.text, list(response.token_ids)) == ("hello world", tokens)
-    assert response.started.model == "small"
-    assert response.finished.reason == pb.FINISH_REASON_STOP
-    assert not response.notices
-
-
 async def test_stop_token_ends_the_answer_without_its_text(wire: Wire) -> None:
     tokens = wire.tokens("hello world")
     sampling = pb.SamplingParams(stop_token_ids=[tokens[-1]])

@@ -197,13 +197,6 @@ async def test_a_restart_of_nats_is_survived(tmp_path: Path, model_folder: Path)
         await opened.__aexit__(None, None, None)
 
 
-@pytest.mark.parametrize("model", ["small", "auto"])
-async def test_raw_prompts_have_no_template(wire: Wire, model: str) -> None:
-    call, task = await wire.begin(prompt("hello world", raw_prompt=True, model=model))
-    assert list(task.prompt_token_ids) == wire.tokens("hello world")
-    call.cancel()
-
-
 async def test_a_client_connects_again_and_its_stream_goes_on(opened: Opened) -> None:
     async with (
         opened(connection_age_s=1.0) as wire,

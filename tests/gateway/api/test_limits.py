@@ -22,7 +22,7 @@ from sluice.v1.safety_pb2 import CheckTextRequest
 from sluice.wire.codec import unpack
 from tests.gateway.kit.batcher import last
 from tests.gateway.kit.http import CHAT, Connection, ask
-from tests.gateway.kit.wire import Opened, Wire, error_of, events_of, is_served, prompt
+from tests.gateway.kit.wire import Opened, Wire, error_of, events_of, prompt
 from tests.support.settings import tuned
 
 ACME = (("sluice-tenant", "acme"),)
@@ -252,17 +252,6 @@ async def test_http_bodies_refused_for_their_content_count(wire: Wire) -> None:
         assert statuses[2] == 429, name
         models = await ask(wire.http, "/v1/models", method="GET", sluice_tenant=tenant)
         assert models.status == 200
-
-
-@pytest.mark.wire(tenants=ONE)
-async def test_requests_refused_for_want_of_capacity_do_not_count(wire: Wire) -> None:
-    await wire.batcher.report("large")
-    await wire.until(lambda: not is_served(wire.gateway, "small"))
-    for _ in range(3):
-        with pytest.raises(AioRpcError) as refused:
-            await wire.stub.GenerateText(prompt(model="small"), metadata=ACME)
-        assert refused.value.code() is StatusCode.UNAVAILABLE
-    assert (await listed(wire))["requests_per_minute"] == 0
 
 
 async def fails_without(wire: Wire, method: str, *, is_taken: bool) -> None:

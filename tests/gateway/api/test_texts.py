@@ -125,25 +125,6 @@ async def test_answers_get_the_log_probabilities_of_their_tokens(wire: Wire) -> 
     assert list(first.logprobs) == [-0.5] * len(first.token_ids)
 
 
-async def test_scored_tokens_have_texts_and_alternatives(wire: Wire) -> None:
-    sent = wire.tokens("hello world")
-    request = pb.ScoreRequest(model="small", alternatives=2)
-    request.token_answers.add(token_ids=sent)
-    call = wire.stub.Score(request)
-    (task,) = await tasks_of(wire, 1, "small")
-    assert ids(task) == sent[:-1]
-    scored = list(task.values.scored_token_ids)
-    assert (scored, task.values.scored_alternatives) == (sent[1:], 2)
-    tops = [one for token in scored for one in (token, token + 1)]
-    await answer(wire, task, [*[-0.5] * len(scored), *tops, *[-0.5, -2.0] * len(scored)])
-    (found,) = (await call).answers
-    assert "".join(entry.text for entry in found.tokens) == "hello world"
-    assert [entry.logprob for entry in found.tokens] == [0, *found.logprobs]
-    for token, entry in zip(scored, found.tokens[1:], strict=True):
-        assert [one.token_id for one in entry.top] == [token, token + 1]
-        assert [one.logprob for one in entry.top] == [-0.5, -2.0]
-
-
 WRONG_TOKENS = [
     (pb.ScoreRequest(token_answers=[{"token_ids": [7]}]), "model"),
     (pb.ScoreRequest(model="small", token_answers=[{}]), "token_answers"),
