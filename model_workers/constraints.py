@@ -15,9 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from model_workers.engine.protocol import (
-    Sampling,
-)
+from model_workers.engine.protocol import Sampling
 from sluice.constraint_reasons import TOO_COMPLEX
 from sluice.constraints import (
     ConstraintInvalid,
@@ -49,7 +47,7 @@ llguidance does not report it, so `CompiledGrammar.size_bytes` estimates it from
 """
 
 SLOW_S: Final = 0.02
-"""Compile time in seconds above which a grammar gets a spare copy, so that its states can be dropped once."""
+"""Compile time in seconds above which a grammar gets a spare copy, so that its states can be dropped."""
 
 RESTART_TOKENS: Final = 32
 """Minimum number of tokens between two restarts of a matcher; more restarts would delay all sequences too much."""
@@ -80,6 +78,7 @@ class ConstraintCompiler:
         key = (sampling.json_schema, sampling.regex, sampling.grammar)
         # Not locked: compiling takes long, and two threads that compile the same grammar do no harm.
         grammar = self._compiled.get(key) or self._compile(sampling)
+        grammar.prepare()
         matcher = TokenMatcher(grammar, sampling.stop_token_ids)
         with self._lock:
             self._compiled[key] = grammar
@@ -124,9 +123,8 @@ class CompiledGrammar:
         self._text = text
         started_at = time.perf_counter()
         self._start = compile_grammar(text, tokenizer)
-        # `reset` comes from the engine's thread, which does not wait for a compiler.
         self._is_slow = time.perf_counter() - started_at > SLOW_S
-        self._spare = compile_grammar(text, tokenizer) if self._is_slow else None
+        self._spare: LLMatcher | None = None
         self.masks = 0
 
     @property
@@ -135,6 +133,11 @@ class CompiledGrammar:
         copies = 1 if self._spare is None else 2
         states = min(self.masks * _BYTES_OF_MASK, _STATES_BYTES_MAX)
         return _BASE_BYTES + copies * _BYTES_OF_TEXT * len(self._text) + states
+
+    def prepare(self) -> None:
+        """Compile a spare copy if `reset`, on the engine's thread, would take long without one."""
+        if self._is_slow and self._spare is None:
+            self._spare = compile_grammar(self._text, self.tokenizer)
 
     def matcher(self) -> LLMatcher:
         """Return a new matcher at the start of an answer."""

@@ -13,13 +13,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
-from sluice.settings.models import (
-    ELSEWHERE,
-    GENERATE,
-    check_modality,
-    has_marian_pieces,
-    labels_of,
-)
+from sluice.settings.models import ELSEWHERE, GENERATE, check_modality, has_marian_pieces, labels_of
 from sluice.settings.sentence_folder import read_json, read_sentence_folder
 from sluice.wire.text_tokens import load_text_tokens
 
@@ -83,7 +77,10 @@ def _check(settings: ModelSettings, path: str) -> None:
         folder = read_sentence_folder(folder).transformer
     _check_folder(folder, settings.engine)
     if settings.engine in ("classifier", "token_classifier"):
-        _check_labels(folder)
+        try:
+            labels_of(_json(folder / CONFIG))
+        except ValueError as error:
+            raise SettingsError(f"{folder / CONFIG} {error}") from error
     if settings.draft is not None:
         _check_draft(settings, folder, Path(resolve_model_path(settings.draft)))
 
@@ -148,13 +145,6 @@ def _quant_method(config: Mapping[str, Any]) -> str | None:
     return str(method or "quantization_config")
 
 
-def _check_labels(folder: Path) -> None:
-    try:
-        labels_of(_json(folder / CONFIG))
-    except ValueError as error:
-        raise SettingsError(f"{folder / CONFIG} {error}") from error
-
-
 def _check_draft(settings: ModelSettings, folder: Path, draft: Path) -> None:
     if not draft.is_dir():
         return
@@ -179,7 +169,9 @@ def _check_folder(folder: Path, engine: str = "transformers") -> None:
     size = max(map(int, words.values()), default=0) + 1
     sequences = config.get("vocab_size")
     for path in _weight_files(folder) if engine != "echo" else ():
-        sequences = _embedding_rows(path) or sequences
+        shapes = _shapes(path)
+        tables = [name for name in shapes if name.endswith(EMBEDDINGS)]
+        sequences = shapes[tables[0]][0] if tables else sequences
     if isinstance(sequences, int) and size > sequences:
         raise SettingsError(
             f"{file} has {size} tokens, but the model's embedding only {sequences}; "
@@ -203,12 +195,6 @@ def _weight_files(folder: Path) -> Iterable[Path]:
             f"{folder} has pickled weights only; convert them to {WEIGHTS} (docs/internals/engine.md)"
         )
     raise SettingsError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}")
-
-
-def _embedding_rows(path: Path) -> int | None:
-    """Return the rows of the embedding table in a safetensors file; None if it is not in this one."""
-    shapes = _shapes(path)
-    return next((shapes[name][0] for name in shapes if name.endswith(EMBEDDINGS)), None)
 
 
 def _shapes(path: Path) -> Mapping[str, Sequence[int]]:

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from model_workers.engine.protocol import (
-    Engine,
-    SequenceEnd,
-    SequenceSpec,
-    SequenceStep,
-)
+from model_workers.engine.protocol import Engine, SequenceEnd, SequenceSpec, SequenceStep
 from sluice.errors import InvalidRequest, Overloaded, SluiceError
 from sluice.internal.v1.worker_pb2 import WorkerLoad
 

@@ -31,10 +31,6 @@ class SequenceTimes:
     first_at: float | None = None
     tokens: int = 0
 
-    def cancelled(self) -> SequenceStep:
-        """Return the last step of a sequence that is not computed any more."""
-        return self.spec.ended(SequenceEnd.CANCELLED, tokens=self.tokens)
-
 
 class SequenceTelemetry:
     """Telemetry of the sequences in the engine, by request. Used only by the engine's thread.
@@ -116,43 +112,36 @@ class SequenceTelemetry:
     def _record(
         self, sequence: SequenceTimes, now: float, end: str, *, failed: bool = False
     ) -> None:
-        if is_unsampled_parent(sequence.spec.traceparent):
+        spec, first_at = sequence.spec, sequence.first_at
+        if is_unsampled_parent(spec.traceparent):
             return
-        prefill_end = now if sequence.first_at is None else sequence.first_at
-        tokens_in = len(sequence.spec.prompt) + len(sequence.spec.produced)
+        prefill_end = now if first_at is None else first_at
+        about: dict[str, AttributeValue] = {
+            names.INPUT_TOKENS: len(spec.prompt) + len(spec.produced)
+        }
+        failed_in_prefill = failed and first_at is None
         self._span(
-            names.SPAN_PREFILL,
-            sequence,
-            (sequence.accepted_at, prefill_end),
-            {names.INPUT_TOKENS: tokens_in},
-            failed and sequence.first_at is None,
+            names.SPAN_PREFILL, spec, (sequence.accepted_at, prefill_end), about, failed_in_prefill
         )
-        if sequence.first_at is not None:
-            about: dict[str, AttributeValue] = {
-                names.OUTPUT_TOKENS: sequence.tokens,
-                names.GEN_AI_FINISH_REASONS: [end],
-            }
-            self._span(names.SPAN_DECODE, sequence, (sequence.first_at, now), about, failed)
+        if first_at is not None:
+            about = {names.OUTPUT_TOKENS: sequence.tokens, names.GEN_AI_FINISH_REASONS: [end]}
+            self._span(names.SPAN_DECODE, spec, (first_at, now), about, failed)
 
     def _span(
         self,
         name: str,
-        sequence: SequenceTimes,
+        spec: SequenceSpec,
         times: tuple[float, float],
         about: dict[str, AttributeValue],
         failed: bool,
     ) -> None:
         offset_ns = _wall_offset_ns()
         start_ns, end_ns = (offset_ns + int(at * 1e9) for at in times)
+        about |= {names.REQUEST_ID: spec.request_id, names.ATTEMPT: spec.attempt}
         span = self._tracer.start_span(
             name,
-            context_of({TRACEPARENT: sequence.spec.traceparent}),
-            attributes={
-                **self._common,
-                **about,
-                names.REQUEST_ID: sequence.spec.request_id,
-                names.ATTEMPT: sequence.spec.attempt,
-            },
+            context_of({TRACEPARENT: spec.traceparent}),
+            attributes={**self._common, **about},
             start_time=start_ns,
         )
         if failed:

@@ -22,7 +22,7 @@ from opentelemetry.trace import Tracer
 
 from model_workers import messages
 from model_workers.channels import Channels, Posted, ResponseSender
-from model_workers.engine.protocol import Engine, SequenceSpec, SequenceStep
+from model_workers.engine.protocol import Engine, SequenceEnd, SequenceSpec, SequenceStep
 from model_workers.grants import Grants
 from model_workers.sender import Sender
 from model_workers.telemetry import SequenceTelemetry
@@ -297,7 +297,7 @@ class Worker:
         replaced = self._telemetry.accept(spec, arrived_at)
         if replaced is not None and replaced.spec.owner != spec.owner:
             # Its batcher would wait for frames, and count it among its tasks here.
-            end = replaced.cancelled()
+            end = replaced.spec.ended(SequenceEnd.CANCELLED, tokens=replaced.tokens)
             posted = [(end, messages.final(end))]
             self._sender.post({replaced.spec.owner: posted}, self._load())
 

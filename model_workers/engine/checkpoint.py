@@ -12,12 +12,7 @@ from pathlib import Path
 
 import torch
 
-from model_workers.engine.devices import (
-    cache_bytes,
-    check_weights_fit,
-    find_device,
-    find_dtype,
-)
+from model_workers.engine.devices import cache_bytes, check_weights_fit, find_device, find_dtype
 from model_workers.engine.forward import LoadedModel, load_model
 from model_workers.engine.forward.tensor_parallel import Followers, LeadRank
 from model_workers.engine.paged_engine import PagedEngine
@@ -141,10 +136,7 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
     check_same_tokens(settings, *files)
     try:
         draft = load_model(
-            path,
-            device=settings.device,
-            dtype=settings.dtype,
-            quantization=settings.quantization,
+            path, device=settings.device, dtype=settings.dtype, quantization=settings.quantization
         )
     except SettingsError as error:
         raise SettingsError(f"draft: {error}") from error

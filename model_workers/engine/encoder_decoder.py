@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from typing_extensions import override
 
 from model_workers.engine.cacheless import CachelessEngine
-from model_workers.engine.forward.encoder import PaddedTexts, Text
+from model_workers.engine.forward.encoder import PaddedTexts
 from model_workers.engine.generation_config import answer_prefix, limit_sides, ruled_out
 from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
@@ -194,7 +194,7 @@ class EncoderDecoder:
 
     def _states(self, sequences: abc.Sequence[Sequence]) -> abc.Sequence[Tensor]:
         """Return the encoder's output for each sequence, [positions, size]."""
-        return self._encode([Text(sequence.spec.prompt) for sequence in sequences])
+        return self._encode([sequence.spec.prompt for sequence in sequences])
 
     def _decoder_tokens(self, sequence: Sequence) -> list[int]:
         """Return the decoder's tokens so far."""
@@ -284,11 +284,8 @@ class EncoderDecoderEngine(CachelessEngine):
         self._steps += 1
         steps = [sequence.end_step(end) for sequence, end in self._scheduler.sweep(now)]
         planned = self._scheduler.schedule()
-        decoding = {
-            sequence
-            for sequence, _ in planned
-            if sequence in self._batch.sequences and sequence.pending == 1
-        }
+        computed = set(self._batch.sequences)
+        decoding = {one for one, _ in planned if one in computed and one.pending == 1}
         self._batch.keep(decoding)  # the others have ended, or wait again
         new = []
         for sequence, count in planned:
@@ -303,13 +300,8 @@ class EncoderDecoderEngine(CachelessEngine):
         if new := new[: self._model.begins_max]:  # the others are planned again
             for sequences, logits in self._model.begin(new, self._batch):
                 steps += self._draw(sequences, logits)
-        self._batch.keep(
-            {
-                sequence
-                for sequence in self._batch.sequences
-                if sequence.state is SequenceState.RUNNING
-            }
-        )
+        running = [one for one in self._batch.sequences if one.state is SequenceState.RUNNING]
+        self._batch.keep(running)
         return steps
 
     @override

@@ -40,9 +40,8 @@ class SpeechModel(EncoderDecoder):
         self._extractor = extractor
         generation = model.generation_config
         self.prefix = ()
-        self._languages: list[int] = sorted(
-            (getattr(generation, "lang_to_id", None) or {}).values()
-        )
+        languages = getattr(generation, "lang_to_id", None) or {}
+        self._languages: list[int] = sorted(languages.values())
         self._not_first = list(generation.begin_suppress_tokens or ())
 
     @override
@@ -100,11 +99,8 @@ class SpeechModel(EncoderDecoder):
 def _opening_length(sequence: Sequence) -> int:
     """Return the number of answer tokens that are no text: the detected language and its fixed followers."""
     assert sequence.spec.audio is not None
-    return (
-        1 + len(sequence.spec.audio.opening_token_ids)
-        if sequence.spec.audio.opening_token_ids
-        else 0
-    )
+    followers = sequence.spec.audio.opening_token_ids
+    return 1 + len(followers) if followers else 0
 
 
 def load_speech_model(path: str, dtype: torch.dtype, device: torch.device) -> SpeechModel:

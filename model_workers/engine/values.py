@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from model_workers.engine.cacheless import WholeTextEngine
 from model_workers.engine.devices import find_device, find_dtype
-from model_workers.engine.forward.encoder import PaddedTexts, Text
+from model_workers.engine.forward.encoder import PaddedTexts
 from model_workers.engine.forward.hub import replace_linear_layers
 from model_workers.engine.forward.load import find_context
 from model_workers.engine.forward.pooling import Pipeline, activation_of
@@ -97,7 +97,7 @@ class ClassifierEngine(WholeTextEngine):
         )
 
     def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:
-        logits = torch.stack(self._logits([Text(one.spec.prompt) for one in sequences]))
+        logits = torch.stack(self._logits([one.spec.prompt for one in sequences]))
         pairs = zip(sequences, self._logprobs(logits).cpu().tolist(), strict=True)
         return [self._answer(sequence, values) for sequence, values in pairs]
 
@@ -122,7 +122,7 @@ def _embedder(model: Any, pipeline: Pipeline) -> Compute:
         return cut / max(float(np.linalg.norm(cut)), 1e-12)
 
     def compute(sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
-        results: Values = pipeline(hidden_of([Text(one.prompt) for one in sequences])).cpu().numpy()
+        results: Values = pipeline(hidden_of([one.prompt for one in sequences])).cpu().numpy()
         pairs = zip(results, sequences, strict=True)
         return [shaped(values, one.values or task_pb2.Values()) for values, one in pairs]
 
@@ -135,8 +135,8 @@ def _reranker(model: Any) -> Compute:
     activation = _activation(model.config)
 
     def compute(sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
-        pairs = [Text(one.prompt, one.values.second_text if one.values else 0) for one in sequences]
-        scores = activation(torch.stack(logits_of(pairs)))
+        seconds = [one.values.second_text if one.values else 0 for one in sequences]
+        scores = activation(torch.stack(logits_of([one.prompt for one in sequences], seconds)))
         return list(scores.cpu().numpy().reshape(-1, 1))
 
     return compute
@@ -152,7 +152,7 @@ def _token_classifier(model: Any) -> Compute:
         return values
 
     def compute(sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
-        return [labelled(logits) for logits in logits_of([Text(one.prompt) for one in sequences])]
+        return [labelled(logits) for logits in logits_of([one.prompt for one in sequences])]
 
     return compute
 

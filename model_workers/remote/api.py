@@ -334,11 +334,9 @@ def find_text_tokens(model: ModelSettings) -> TextTokens | None:
         SettingsError: There is no tokenizer, or it is not lossless.
     """
     assert model.server is not None
-    return (
-        None
-        if model.server.api == "tokens"
-        else load_text_tokens(_tokenizer_file(model, TOKENIZER))
-    )
+    if model.server.api == "tokens":
+        return None
+    return load_text_tokens(_tokenizer_file(model, TOKENIZER))
 
 
 def find_context(model: ModelSettings) -> int:

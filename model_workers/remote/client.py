@@ -19,13 +19,7 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from model_workers.engine.protocol import SequenceEnd, SequenceSpec, TokenLogprobs
-from model_workers.remote.api import (
-    TOKEN_CHARS_MAX,
-    Chunk,
-    ServerApi,
-    ServerToken,
-    ServerUsage,
-)
+from model_workers.remote.api import TOKEN_CHARS_MAX, Chunk, ServerApi, ServerToken, ServerUsage
 from model_workers.remote.calls import CallText
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
 from model_workers.remote.health import ServerHealth

@@ -5,13 +5,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
-from sluice.errors import (
-    EngineFailed,
-    InvalidRequest,
-    ModelUnavailable,
-    Overloaded,
-    SluiceError,
-)
+from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded, SluiceError
 
 CODE_CHARS_MAX: Final = 80
 _OF_REQUEST: Final = frozenset({"400", "413", "422"})

@@ -40,10 +40,7 @@ class ServerHealth:
     """
 
     def __init__(
-        self,
-        name: str,
-        ask: Callable[[], Awaitable[None]],
-        on_change: Callable[[], None],
+        self, name: str, ask: Callable[[], Awaitable[None]], on_change: Callable[[], None]
     ) -> None:
         self.problem = ""
         self._name = name

@@ -30,10 +30,7 @@ WAITING_MAX: Final = 4096
 """Unsent responses of a stream above which its channel is lost."""
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 FINAL: Final = "triton_final_response"
-OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-)
+OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 Context = grpc.aio.ServicerContext[
     service_pb2.ModelInferRequest, service_pb2.ModelStreamInferResponse

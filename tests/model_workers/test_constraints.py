@@ -24,6 +24,7 @@ from model_workers.constraints import (
 )
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from model_workers.engine.weights import find_constraints
+from sluice.constraints import json_grammar
 from sluice.errors import InvalidRequest
 from tests.model_workers.engine.sampling.sequences import spec
 
@@ -284,6 +285,17 @@ def test_rows_do_not_use_up_what_a_grammar_may_find_out(
         assert again.take(tokens) == len(tokens)
         assert allowed_by(again) == allowed
     assert renewals
+
+
+def test_grammars_that_compile_slowly_are_reset_every_time() -> None:
+    tokenizer = with_end(json.loads(FILE.read_text(encoding="utf-8")))
+    properties = {f"key{number}": {"type": "integer"} for number in range(900)}
+    schema = json_grammar(json.dumps({"type": "object", "properties": properties}))
+    grammar = CompiledGrammar(schema, tokenizer)
+    for _ in range(3):
+        grammar.prepare()
+        assert grammar.reset()
+    assert not grammar.reset(), "the engine's thread does not compile it"
 
 
 def allowed_by(sequence: TokenMatcher) -> list[int]:

@@ -57,13 +57,7 @@ class Attention(Protocol):
         """Begin a step."""
 
     def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float
     ) -> Tensor:
         """Write keys and values [tokens, kv heads, size], and answer queries [tokens, heads, size].
 
@@ -205,11 +199,7 @@ class PrefillAttention:
         self._hidden = [mask.to(cache.device) for mask in masks]
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        layer_cache: tuple[Tensor, Tensor],
+        self, query: Tensor, key: Tensor, value: Tensor, layer_cache: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Return the answers [tokens, heads, value size] to the chunk's scaled queries [tokens, heads, key size]."""
         keys, values = self._keys_values(key, value, layer_cache)
@@ -276,13 +266,7 @@ class PagedAttention:
         return ModelInputs(tokens, positions, wanted)
 
     def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float
     ) -> Tensor:
         """Compute attention of one layer; see `Attention.attend`."""
         self.cache.write(layer, self._blocks, self._offsets, key, value)
@@ -318,13 +302,14 @@ class CachedModel(PagedModel):
         self.context_tokens = context_tokens
         self.vocab_size = vocab_size
         self._attention = attention
-        # On CUDA from the start, because graphs read it.
-        self._drawn = self._no_tokens() if attention.cache.device.type == "cuda" else None
+        device = attention.cache.device
+        self._drawn = torch.zeros(DRAWN_MAX, dtype=torch.long, device=device)
+        # On CUDA from the start, because graphs read them.
+        self._reads_drawn = device.type == "cuda"
 
     @override
     def feed(self, drawn: Tensor) -> None:
-        if self._drawn is None:
-            self._drawn = self._no_tokens()
+        self._reads_drawn = True
         # A row without a distribution has no token; what is computed for it is dropped.
         self._drawn[: len(drawn)] = drawn.clamp_min(0)
 
@@ -340,10 +325,7 @@ class CachedModel(PagedModel):
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Return tokens with those that `feed` has kept in their places."""
-        if self._drawn is None:
+        if not self._reads_drawn:
             return tokens
         fed = self._drawn.index_select(0, (-1 - tokens).clamp_min_(0))
         return torch.where(tokens < 0, fed, tokens)
-
-    def _no_tokens(self) -> Tensor:
-        return torch.zeros(DRAWN_MAX, dtype=torch.long, device=self._attention.cache.device)

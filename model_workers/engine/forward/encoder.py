@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -10,24 +9,6 @@ from torch import Tensor
 
 PADDING_MAX: Final = 0.1
 """Maximum share of padding in a group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The tokens of a text, or of a pair of texts.
-
-    Attributes:
-        second: Index of the first token of the second text; 0: there is one text.
-    """
-
-    tokens: Sequence[int]
-    second: int = 0
-
-    @property
-    def types(self) -> list[int]:
-        """Token types: 0, and 1 in the second text."""
-        first = self.second or len(self.tokens)
-        return [0] * first + [1] * (len(self.tokens) - first)
 
 
 class PaddedTexts:
@@ -42,25 +23,30 @@ class PaddedTexts:
         self._has_types = "token_type_ids" in accepted and types > 1
 
     @torch.inference_mode()
-    def __call__(self, texts: Sequence[Text]) -> list[Tensor]:
-        """Return the output of each text, float32, without the positions of padding."""
+    def __call__(self, texts: Sequence[Sequence[int]], seconds: Sequence[int] = ()) -> list[Tensor]:
+        """Return the output of each text, float32, without the positions of padding.
+
+        Args:
+            texts: The tokens of texts, or of pairs of texts.
+            seconds: Of pairs, the index of the first token of the second text; 0: there is one text.
+        """
+        seconds = seconds or [0] * len(texts)
         output_of: dict[int, Tensor] = {}
-        for group in groups([len(text.tokens) for text in texts]):
-            outputs = self._output(self._run([texts[place] for place in group])).float()
+        for group in groups([len(text) for text in texts]):
+            chosen = [(texts[place], seconds[place]) for place in group]
+            outputs = self._output(self._run(chosen)).float()
             for place, output in zip(group, outputs, strict=True):
-                output_of[place] = (
-                    output[: len(texts[place].tokens)] if output.dim() > 1 else output
-                )
+                output_of[place] = output[: len(texts[place])] if output.dim() > 1 else output
         return [output_of[place] for place in range(len(texts))]
 
-    def _run(self, texts: Sequence[Text]) -> Any:
-        shape = len(texts), max(len(text.tokens) for text in texts)
+    def _run(self, texts: Sequence[tuple[Sequence[int], int]]) -> Any:
+        shape = len(texts), max(len(text) for text, _ in texts)
         ids = torch.full(shape, self._pad, dtype=torch.long)
         mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
-        for place, text in enumerate(texts):
-            size = len(text.tokens)
-            ids[place, :size] = torch.tensor(text.tokens)
-            types[place, :size] = torch.tensor(text.types)
+        for place, (text, second) in enumerate(texts):
+            size = len(text)
+            ids[place, :size] = torch.tensor(text)
+            types[place, second or size : size] = 1
             mask[place, :size] = 1
         inputs = {"input_ids": ids, "attention_mask": mask}
         if self._has_types:

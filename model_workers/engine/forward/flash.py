@@ -322,17 +322,14 @@ class CudaCapture:
         """Record the graph of a step; a `Capture`."""
         # Streams belong to the current device, which is the first one if nobody says otherwise.
         with torch.cuda.device(self._device):
-            return self._captured(compute)
-
-    def _captured(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # first-time set-up must not be captured
-            for _ in range(2):
-                compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            logits = compute()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # first-time set-up must not be captured
+                for _ in range(2):
+                    compute()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                logits = compute()
         self._pool = graph.pool()
         return graph.replay, logits

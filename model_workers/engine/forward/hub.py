@@ -322,9 +322,5 @@ class HubModel(CachedModel):
 
     def _attend(self, call: AttentionCall) -> Tensor:
         return self._attention.attend(
-            call.layer,
-            call.query,
-            call.key,
-            call.value,
-            scaling=call.scaling,
+            call.layer, call.query, call.key, call.value, scaling=call.scaling
         )

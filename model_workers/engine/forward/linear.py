@@ -220,11 +220,7 @@ def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def make_linear(
-    weight: Tensor,
-    bias: Tensor | None = None,
-    quantization: str = "none",
-    *,
-    decodes: bool = True,
+    weight: Tensor, bias: Tensor | None = None, quantization: str = "none", *, decodes: bool = True
 ) -> Linear:
     """Return the fastest layer for a weight [outputs, inputs] on its device, quantized to "int8", "fp8" or "none".
 

@@ -68,14 +68,15 @@ def pack(chunks: Sequence[SequenceChunk], block_tokens: int) -> PackedStep:
         spans[index] = PackedChunk(first, count, chunk.start, blocks)
         first += count
     packed = [spans[index] for index in order]
-    positions = _positions(packed)
+    positions = _ints(chain.from_iterable(range(s.start, s.start + s.count) for s in packed))
+    ends = ((spans[i].first + spans[i].count, chunk.logits) for i, chunk in enumerate(chunks))
     short = tuple(span for span in packed if span.count <= SHORT_TOKENS)
     return PackedStep(
         tokens=_ints(chain.from_iterable(chunks[index].tokens for index in order)),
         positions=positions,
         blocks=_blocks(packed, block_tokens),
         offsets=positions % block_tokens,
-        wanted=_wanted(chunks, spans),
+        wanted=_ints(chain.from_iterable(range(end - logits, end) for end, logits in ends)),
         short=short,
         long=tuple(packed[len(short) :]),
         short_tokens=sum(span.count for span in short),
@@ -86,16 +87,7 @@ def _ints(values: "chain[int] | list[int]") -> Ints:
     return np.fromiter(values, dtype=np.int64)
 
 
-def _positions(spans: Sequence[PackedChunk]) -> Ints:
-    return _ints(chain.from_iterable(range(s.start, s.start + s.count) for s in spans))
-
-
 def _blocks(spans: Sequence[PackedChunk], block_tokens: int) -> Ints:
     return _ints(
         [s.blocks[p // block_tokens] for s in spans for p in range(s.start, s.start + s.count)]
     )
-
-
-def _wanted(chunks: Sequence[SequenceChunk], spans: dict[int, PackedChunk]) -> Ints:
-    ends = ((spans[i].first + spans[i].count, chunk.logits) for i, chunk in enumerate(chunks))
-    return _ints(chain.from_iterable(range(end - logits, end) for end, logits in ends))

@@ -22,12 +22,7 @@ from typing_extensions import override
 from model_workers.engine.generate.model import GenerateModel
 from model_workers.engine.generate.run import BatchRun
 from model_workers.engine.generation_config import limit_sides
-from model_workers.engine.protocol import (
-    Engine,
-    SequenceEnd,
-    SequenceSpec,
-    SequenceStep,
-)
+from model_workers.engine.protocol import Engine, SequenceEnd, SequenceSpec, SequenceStep
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sampling.state import SamplingState
 from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimits, SequenceState
@@ -135,11 +130,8 @@ class GenerateEngine(Engine):
             raise error
         logger.warning("request %s failed: %r", sequence.spec.request_id, error)
         self._leave(sequence)
-        end = (
-            SequenceEnd.RETURNED
-            if isinstance(error, torch.OutOfMemoryError)
-            else SequenceEnd.FAILED
-        )
+        lacks_memory = isinstance(error, torch.OutOfMemoryError)
+        end = SequenceEnd.RETURNED if lacks_memory else SequenceEnd.FAILED
         return [sequence.end_step(end, f"the engine failed: {type(error).__name__}")]
 
     def _next_batch(self) -> list[Sequence]:
@@ -168,13 +160,12 @@ class GenerateEngine(Engine):
         return batch
 
     def _fits(self, batch: list[Sequence]) -> bool:
-        columns = max(len(sequence.tokens) for sequence in batch) + max(
-            sequence.room for sequence in batch
-        )
+        if len(batch) == 1:
+            return True
+        longest = max(len(sequence.tokens) for sequence in batch)
+        columns = longest + max(sequence.room for sequence in batch)
         cells = self._limits.slots * self._limits.context_tokens
-        return len(batch) <= self._limits.slots and (
-            len(batch) == 1 or len(batch) * columns <= cells
-        )
+        return len(batch) <= self._limits.slots and len(batch) * columns <= cells
 
     def _leave(self, sequence: Sequence) -> None:
         """Remove a sequence, wherever it is."""

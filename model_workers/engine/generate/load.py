@@ -175,9 +175,8 @@ def _find_batching(path: str, loaded: Any, model: GenerateModel, tolerance: floa
 def _agrees(alone: Sequence[Tensor], beside: Sequence[Tensor], tolerance: float) -> bool:
     """Return whether logits are equal up to rounding, until a tie."""
     for alone_logits, beside_logits in zip(alone, beside, strict=True):
-        if not (alone_logits - beside_logits).abs().max() <= tolerance * (
-            alone_logits.max() - alone_logits.min()
-        ):
+        size = alone_logits.max() - alone_logits.min()
+        if not (alone_logits - beside_logits).abs().max() <= tolerance * size:
             return False
         if alone_logits.argmax() != beside_logits.argmax():
             break  # what follows differs for that reason

@@ -11,9 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
 from model_workers.engine.generation_config import answer_prefix, pad_token, ruled_out
-from model_workers.engine.protocol import (
-    SequenceSpec,
-)
+from model_workers.engine.protocol import SequenceSpec
 from model_workers.engine.sequences import Sequence
 from sluice.errors import InvalidRequest
 
@@ -119,13 +117,10 @@ class GenerateModel:
         if not self.reads_first:
             return self._padded(sequences, left=True)
         texts = [sequence[: len(sequence) - answered] for sequence in sequences]
-        decoder_tokens = [
-            [*self.prefix, *sequence[len(sequence) - answered :]] for sequence in sequences
-        ]
+        answers = [[*self.prefix, *sequence[len(sequence) - answered :]] for sequence in sequences]
         inputs = self._padded(texts, left=False)
-        return inputs | {
-            "decoder_input_ids": torch.tensor(decoder_tokens, device=self._model.device)
-        }
+        inputs["decoder_input_ids"] = torch.tensor(answers, device=self._model.device)
+        return inputs
 
     def _padded(
         self, sequences: abc.Sequence[abc.Sequence[int]], *, left: bool
@@ -156,11 +151,8 @@ def _named_tokens(config: Mapping[str, Any]) -> tuple[set[int], set[int]]:
             token_ids |= more[0]
             media |= more[1]
         elif _TOKEN.search(str(key)):
-            tokens = {
-                token
-                for token in (value if isinstance(value, list) else [value])
-                if isinstance(token, int)
-            }
+            values = value if isinstance(value, list) else [value]
+            tokens = {token for token in values if isinstance(token, int)}
             token_ids |= tokens
             media |= tokens if _MEDIA.search(key) else set()
     return token_ids, media
