@@ -19,7 +19,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
@@ -51,10 +51,6 @@ class Finding:
     def span(self) -> tuple[int, int]:
         """Place of the finding: start and end."""
         return self.start, self.end
-
-    def moved(self, by: int) -> "Finding":
-        """Return the same finding, `by` characters further on."""
-        return replace(self, start=self.start + by, end=self.end + by)
 
 
 BY_PLACE: Final = attrgetter("start", "end", "rule")
@@ -200,14 +196,12 @@ class Edit:
     Attributes:
         start: offset of the first character, before any edit.
         end: offset behind the last character.
-        rule: the rule that decided.
         action: REMOVE, REDACT or BLOCK; the text ends before a BLOCK.
         shown: the replacement.
     """
 
     start: int
     end: int
-    rule: str
     action: Action
     shown: str
 
@@ -292,10 +286,10 @@ def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) 
         while editing and editing[0].start < end:
             members.append(editing.popleft())
         winner = min(members, key=_rank)
-        rule, action = winner.rule, winner.action
-        shown = placeholders.of(rule, text[start:end]) if action is Action.REDACT else ""
-        edits.append(Edit(start, end, rule, action, shown))
-        if action is Action.BLOCK:
+        is_redacted = winner.action is Action.REDACT
+        shown = placeholders.of(winner.rule, text[start:end]) if is_redacted else ""
+        edits.append(Edit(start, end, winner.action, shown))
+        if winner.action is Action.BLOCK:
             break
     return edits
 

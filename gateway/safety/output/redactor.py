@@ -257,7 +257,7 @@ class Redactor:
             and not self._is_known(text[f.start : f.end])
         ]
         return findings + [
-            other.moved(-self.decided)
+            replace(other, start=other.start - self.decided, end=other.end - self.decided)
             for other in self._others
             if self.decided <= other.start < self.decided + length
         ]

@@ -86,7 +86,7 @@ def test_of_overlapping_findings_the_strongest_action_edits(
     findings += [found(f"{one.name.lower()}.a", 4, 8, Severity.CRITICAL) for one in weaker]
     (edit,) = apply(EACH, TEXT, findings).edits
     start, end = min(one.start for one in findings), max(one.end for one in findings)
-    assert edit == Edit(start, end, rule, strongest, "<Z_1>" * (strongest is Action.REDACT))
+    assert edit == Edit(start, end, strongest, "<Z_1>" * (strongest is Action.REDACT))
 
 
 DECISIONS = [
@@ -149,7 +149,7 @@ def test_order_does_not_matter_and_nothing_redacted_shows(
         if one.action in {Action.REDACT, Action.REMOVE, Action.BLOCK}
         for char in text[one.start : one.end]
     }
-    kept = edited(text, [Edit(e.start, e.end, e.rule, e.action, "") for e in decision.edits])
+    kept = edited(text, [Edit(e.start, e.end, e.action, "") for e in decision.edits])
     assert not hidden & set(kept)
 
 
