@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
+from threading import Timer
 from typing import Any, Final
 
 from sluice.errors import SetupError
@@ -18,6 +19,8 @@ from sluice.startup import child_environment, module_command
 from supervisor.child import describe_exit, log_tail
 from supervisor.state import Origin, StateDir
 
+START_S: Final = 120.0
+"""What the start of a mesh may take on top of `triton.start_s`, seconds; the supervisor itself gives up sooner."""
 _LOG: Final = "supervisor"
 
 
@@ -34,7 +37,8 @@ def start_detached(
     """
     if state.is_locked():
         raise state.taken()
-    convert_models(load(origin.file).models)  # here, where its progress is seen
+    settings = load(origin.file)
+    convert_models(settings.models)  # here, where its progress is seen
     state.create()
     reading, writing = os.pipe()
     with os.fdopen(reading) as report, state.log(_LOG).open("ab") as log:
@@ -50,6 +54,8 @@ def start_detached(
             pass_fds=(writing,),
         )
         os.close(writing)
+        too_late = Timer(settings.triton.start_s + START_S, process.terminate)
+        too_late.start()
         message: dict[str, Any] = {"progress": ""}
         try:
             for line in report:
@@ -61,6 +67,8 @@ def start_detached(
             process.terminate()
             process.wait()
             raise
+        finally:
+            too_late.cancel()
     if "ready_s" in message:
         # It keeps running as an orphan; Popen must not warn that it was not waited for.
         process.returncode = 0
