@@ -186,7 +186,10 @@ class Router:
             self._predict(plan, policy.learned, features)
         # A governed model is final, and only the model of a resumed answer can continue it.
         if not is_governed and not features.resumed:
-            self._limit_cost(plan, policy, features.tenant, state)
+            if strategy != pb.ROUTE_STRATEGY_PINNED and not state.fits(plan.model):
+                self._make_room(plan, state.fits)
+            if policy.budgets or state.soft_limit is not None:
+                self._limit_cost(plan, policy, features.tenant, state)
         # A pinned model was asked for; one that a budget chose must not be replaced by a dearer one.
         final = pb.ROUTE_STRATEGY_PINNED, pb.ROUTE_STRATEGY_BUDGET
         if not is_governed and route.strategy not in final:
@@ -224,15 +227,13 @@ class Router:
     def _limit_cost(
         self, plan: Plan, policy: RoutingPolicy, tenant: str, state: RoutingState
     ) -> None:
-        """Find a model with room, then let a cheaper one answer if the tenant is near or over a limit."""
+        """Let a cheaper model answer if the tenant is near or over a limit."""
         soft = None
-        if plan.route.strategy != pb.ROUTE_STRATEGY_PINNED:
-            if not state.fits(plan.model):
-                self._make_room(plan, state.fits)
-            soft = None if state.soft_limit is None else state.soft_limit(tenant)
+        if state.soft_limit is not None and plan.route.strategy != pb.ROUTE_STRATEGY_PINNED:
+            soft = state.soft_limit(tenant)
         if soft is not None and state.fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
             self._replace(plan, soft[0], pb.ROUTE_STRATEGY_BUDGET, soft[1])
-        elif policy.budgets:
+        else:
             self._keep_budget(plan, policy, tenant, state)
 
     def _avoid_wait(self, plan: Plan, load: LoadRoute, state: RoutingState) -> None:
