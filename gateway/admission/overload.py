@@ -21,8 +21,7 @@ from typing import Final, NamedTuple
 
 from gateway.routing.router import Plan
 from gateway.streaming.load_table import Breakers, ModelLoad, ModelLoadTable
-from gateway.streaming.model_run import ModelRun
-from gateway.streaming.registry import ResultCollector
+from gateway.streaming.model_run import ModelRun, ResultCollector
 from sluice.errors import DeadlinePassed, EngineFailed, ExpectedLate, ModelUnavailable, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH
 from sluice.settings.models import ModelSettings

@@ -17,7 +17,8 @@ from gateway.api.methods import GrpcCall, is_local
 from gateway.records.store import RecordStore
 from gateway.shared.peers import QueryHandler
 from gateway.shared.state import SharedState
-from gateway.streaming.registry import Registry, ResultCollector
+from gateway.streaming.model_run import ResultCollector
+from gateway.streaming.registry import Registry
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import audit_response
 from sluice.errors import Cancelled, InvalidRequest, PermissionDenied, RequestUnknown, WorkerUnknown

@@ -18,8 +18,7 @@ from gateway.admission.text_prompts import embed_prompts, rerank_prompts, score_
 from gateway.api.generate import Generator
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
-from gateway.streaming.model_run import ModelRun
-from gateway.streaming.registry import ResultCollector
+from gateway.streaming.model_run import ModelRun, ResultCollector
 from gateway.streaming.token_logprobs import scored_entries
 from gateway.telemetry.request_log import RequestLog
 from gateway.validation.conversation import Conversation

@@ -15,8 +15,15 @@ from gateway.identity.resume_token import ResumeToken
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Checks
 from gateway.safety.output.windows import AnswerWindow
-from gateway.streaming.model_run import AcceptedFrame, ModelRun, contradiction
-from gateway.streaming.registry import Registry, ResultCollector, RunRequest, StreamState
+from gateway.streaming.model_run import (
+    AcceptedFrame,
+    ModelRun,
+    ResultCollector,
+    RunRequest,
+    StreamState,
+    contradiction,
+)
+from gateway.streaming.registry import Registry
 from sluice.background import BackgroundTasks
 from sluice.errors import Cancelled, SlowReader, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame, TaskTimings
@@ -410,7 +417,9 @@ class AnswerStream(ResultCollector):
         """Let `run` give the answer; the previous answer is void. `degraded`: it is a fallback's."""
         previous = self.current
         self.commit()
-        self._add_run(run)
+        self.current = run
+        self.runs.append(run)
+        self._registry.by_run[run.run_id] = self
         self._delivered, self._proven, self._resume_token = 0, 0, None
         if self.checks is not None:
             self.checks.restart()

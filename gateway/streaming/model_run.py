@@ -1,8 +1,8 @@
-"""A run: one model's work on an answer, from its task until its end.
+"""A run: one model's work on an answer, from its task until its end; and what collects its result.
 
-`Dispatch` sends the task and recovers the run when its batcher or worker is lost. Whatever reads the answer
-(`gateway.streaming.registry`) passes the frames to `ModelRun.accept`, which puts them in order by these rules
-(docs/internals/wire.md, Frames); the run has `next_index` tokens:
+`Dispatch` sends the task and recovers the run when its batcher or worker is lost. A `ResultCollector` registers itself
+when it begins, and removes itself with its end. It passes the frames to `ModelRun.accept`, which puts them in order by
+these rules (docs/internals/wire.md, Frames); the run has `next_index` tokens:
 
 1. A frame of another attempt than `attempt_number` comes from an earlier owner of the run: dropped.
 2. A frame that ends at or below `next_index` and is not final is a duplicate: dropped.
@@ -11,11 +11,13 @@
    moves or `stall_s` passes.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import lru_cache
 from math import inf
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from gateway.routing.budget import price_of
 from gateway.safety.findings import Finding
@@ -30,6 +32,11 @@ from sluice.internal.v1.task_pb2 import Task
 from sluice.settings.models import ModelSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.subjects import BULK_CLASS, URGENT_CLASS
+
+if TYPE_CHECKING:
+    from gateway.streaming.registry import Registry
+
+logger = logging.getLogger(__name__)
 
 _REASONS: Final[Mapping[int, "pb.FinishReason.ValueType"]] = {
     frame_pb2.TASK_END_STOP: pb.FINISH_REASON_STOP,
@@ -370,6 +377,173 @@ class ModelRun:
     def cost(self) -> float:
         """Price of its tokens so far."""
         return price_of(self.settings, *self.billed_tokens)
+
+
+class StreamState(Enum):
+    """How far a result is; only the result itself changes it.
+
+    Frames, even the last one, may arrive before the batcher's word that it has the task.
+    """
+
+    PUBLISHING = auto()
+    """The task is on its way to a batcher."""
+    WAITING = auto()
+    """A batcher has the task; no frame has arrived yet."""
+    STREAMING = auto()
+    """Frames arrive."""
+    CHECKING = auto()
+    """The run has ended; the answer waits for the verdicts of guards."""
+    FINISHED = auto()
+    """The answer is complete."""
+    FAILED = auto()
+    """It ended with an error: the caller left, the deadline passed, the engine failed."""
+
+
+ENDED: Final = frozenset({StreamState.FINISHED, StreamState.FAILED})
+
+
+class RunRequest(Protocol):
+    """The request that a run is for: whose it is, and how long it may take.
+
+    Attributes:
+        arrived_at: monotonic seconds.
+        deadline: when it fails, monotonic seconds.
+    """
+
+    tenant: str
+    priority_class: str
+    arrived_at: float
+    deadline: float
+
+
+class ResultCollector:
+    """Collects the result of a run: an embedding, a guard's verdict, a shadow, a chunk of audio.
+
+    Attributes:
+        request: what it is for.
+        request_id: its name, which is that of its first run.
+        state: how far it is.
+        error: why it failed, in state FAILED.
+        reason: why it is complete, in state FINISHED.
+        runs: that worked on it, in the order in which they began.
+        current: the last of them, whose result it is.
+    """
+
+    def __init__(
+        self,
+        registry: "Registry",
+        request: RunRequest,
+        run: ModelRun,
+        on_end: Callable[[Any], object] = lambda _: None,
+    ) -> None:
+        """Wait for the result of a run.
+
+        Args:
+            registry: passes it what batchers send.
+            request: what it is for.
+            run: which is sent next.
+            on_end: called once with this result, when it has ended and is forgotten.
+        """
+        self.state = StreamState.PUBLISHING
+        self.error: SluiceError | None = None
+        self.reason: pb.FinishReason.ValueType | None = None
+        self.request = request
+        self.request_id = run.run_id
+        self.current = run
+        self.runs = [run]
+        self._registry = registry
+        self._dispatch = registry.dispatch
+        self._on_end = on_end
+        assert run.run_id not in registry.by_run, "run ids are unique"
+        registry.by_run[run.run_id] = self
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is complete or failed."""
+        return self.state in ENDED
+
+    @property
+    def was_accepted(self) -> bool:
+        """Whether a batcher had any of its runs: only then was something computed."""
+        return any(run.was_accepted for run in self.runs)
+
+    @property
+    def has_run_ended(self) -> bool:
+        """Whether no run is computed for it any more."""
+        return self.has_ended or self.state is StreamState.CHECKING
+
+    def accept_task(self, run_id: str) -> None:
+        """Note that a batcher has the task of a run."""
+        run = self._run(run_id)
+        run.was_accepted = True
+        if run is self.current and self.state is StreamState.PUBLISHING:
+            self._move(StreamState.WAITING)
+
+    def _run(self, run_id: str) -> ModelRun:
+        return next(run for run in self.runs if run.run_id == run_id)
+
+    def fail_run(self, run_id: str, error: SluiceError) -> None:
+        """End with `error` because a run cannot be answered, if it is the current one."""
+        if run_id == self.current.run_id:
+            self.fail(error)
+
+    def accept(self, frame: Frame, now: float) -> None:
+        """Add what is new in `frame`."""
+        run = self.current
+        accepted = run.accept(frame, now)
+        if accepted.token_ids and self.state is not StreamState.STREAMING:
+            self._move(StreamState.STREAMING)
+        if self._end_with_run(now):
+            self._dispatch.release(run)
+        elif accepted.has_gap:
+            self._dispatch.query(run)
+
+    def _end_with_run(self, now: float) -> bool:
+        """End if the current run has ended, and return whether it has."""
+        outcome = self.current.outcome
+        if isinstance(outcome, SluiceError):
+            self._end(outcome)
+        elif outcome is not None:
+            self.finish(outcome, now)
+        return outcome is not None
+
+    def finish(self, reason: "pb.FinishReason.ValueType", now: float) -> None:
+        """End complete: the run ended with `reason`."""
+        self._end(self.current.close(reason))
+
+    def fail(self, error: SluiceError) -> None:
+        """Cancel the run and end with `error`, unless it has ended."""
+        if not self.has_ended:
+            self._cancel_run()
+            self._end(error)
+
+    def _cancel_run(self) -> None:
+        if not self.has_run_ended:
+            self._dispatch.release(self.current)
+
+    def _end(self, outcome: "pb.FinishReason.ValueType | SluiceError") -> None:
+        if isinstance(outcome, SluiceError):
+            self.error = outcome
+            self._move(StreamState.FAILED)
+        else:
+            self.reason = outcome
+            self._move(StreamState.FINISHED)
+        for run in self.runs:
+            del self._registry.by_run[run.run_id]
+        try:
+            self._report_end()
+        except Exception:  # what observes one request must not stop the frames of all others
+            logger.exception("recording the end of request %s failed", self.request_id)
+
+    def _report_end(self) -> None:
+        # It refers to the caller's call, which refers to this: without a circle no garbage collection is needed.
+        on_end = self._on_end
+        del self._on_end
+        on_end(self)
+
+    def _move(self, target: StreamState) -> None:
+        assert not self.has_ended, "an end is final"
+        self.state = target
 
 
 def finish_reason_of(end: "frame_pb2.TaskEnd.ValueType") -> "pb.FinishReason.ValueType | None":

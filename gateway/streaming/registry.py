@@ -1,22 +1,20 @@
 """What is computed in this gateway: results by run, answers by idempotency key, and what batchers send of them.
 
-A `ResultCollector` registers itself when it begins, and removes itself with its end. `Registry.take` passes it what
-batchers send; `gateway.streaming.dispatch` sends its runs. A result that a caller reads while it is computed, and that
-several runs may work on, is an `gateway.streaming.answer_stream.AnswerStream`.
+`Registry.take` passes a `ResultCollector` what batchers send; `gateway.streaming.dispatch` sends its runs. A result
+that a caller reads while it is computed, and that several runs may work on, is an
+`gateway.streaming.answer_stream.AnswerStream`.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import Replay, ReplayCache, check_fingerprint
-from gateway.streaming.model_run import ModelRun
+from gateway.streaming.model_run import ResultCollector
 from sluice.errors import DeadlinePassed, InternalError, InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_RETURNED, Frame, FrameBundle
-from sluice.v1.inference_pb2 import FinishReason
 from sluice.wire.tokens import VisibleToken
 
 if TYPE_CHECKING:
@@ -28,178 +26,6 @@ FRAMES_PER_TURN: Final = 4
 """Frames of less urgent runs in a turn of the event loop: each wakes a call, which makes text and writes it."""
 DEFERRED_MAX: Final = 65_536
 """Frames that wait for their turn; those of a full gateway are a tenth of it. More are dropped and requested again."""
-
-
-class StreamState(Enum):
-    """How far a result is; only the result itself changes it.
-
-    Frames, even the last one, may arrive before the batcher's word that it has the task.
-    """
-
-    PUBLISHING = auto()
-    """The task is on its way to a batcher."""
-    WAITING = auto()
-    """A batcher has the task; no frame has arrived yet."""
-    STREAMING = auto()
-    """Frames arrive."""
-    CHECKING = auto()
-    """The run has ended; the answer waits for the verdicts of guards."""
-    FINISHED = auto()
-    """The answer is complete."""
-    FAILED = auto()
-    """It ended with an error: the caller left, the deadline passed, the engine failed."""
-
-
-ENDED: Final = frozenset({StreamState.FINISHED, StreamState.FAILED})
-
-
-class RunRequest(Protocol):
-    """The request that a run is for: whose it is, and how long it may take.
-
-    Attributes:
-        arrived_at: monotonic seconds.
-        deadline: when it fails, monotonic seconds.
-    """
-
-    tenant: str
-    priority_class: str
-    arrived_at: float
-    deadline: float
-
-
-class ResultCollector:
-    """Collects the result of a run: an embedding, a guard's verdict, a shadow, a chunk of audio.
-
-    Attributes:
-        request: what it is for.
-        request_id: its name, which is that of its first run.
-        state: how far it is.
-        error: why it failed, in state FAILED.
-        reason: why it is complete, in state FINISHED.
-        runs: that worked on it, in the order in which they began.
-        current: the last of them, whose result it is.
-    """
-
-    def __init__(
-        self,
-        registry: "Registry",
-        request: RunRequest,
-        run: ModelRun,
-        on_end: Callable[[Any], object] = lambda _: None,
-    ) -> None:
-        """Wait for the result of a run.
-
-        Args:
-            registry: passes it what batchers send.
-            request: what it is for.
-            run: which is sent next.
-            on_end: called once with this result, when it has ended and is forgotten.
-        """
-        self.state = StreamState.PUBLISHING
-        self.error: SluiceError | None = None
-        self.reason: FinishReason.ValueType | None = None
-        self.request = request
-        self.request_id = run.run_id
-        self.runs: list[ModelRun] = []
-        self._registry = registry
-        self._dispatch = registry.dispatch
-        self._on_end = on_end
-        self._add_run(run)
-
-    def _add_run(self, run: ModelRun) -> None:
-        self.current = run
-        self.runs.append(run)
-        by_run = self._registry.by_run
-        assert run.run_id not in by_run, "run ids are unique"
-        by_run[run.run_id] = self
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is complete or failed."""
-        return self.state in ENDED
-
-    @property
-    def was_accepted(self) -> bool:
-        """Whether a batcher had any of its runs: only then was something computed."""
-        return any(run.was_accepted for run in self.runs)
-
-    @property
-    def has_run_ended(self) -> bool:
-        """Whether no run is computed for it any more."""
-        return self.has_ended or self.state is StreamState.CHECKING
-
-    def accept_task(self, run_id: str) -> None:
-        """Note that a batcher has the task of a run."""
-        run = self._run(run_id)
-        run.was_accepted = True
-        if run is self.current and self.state is StreamState.PUBLISHING:
-            self._move(StreamState.WAITING)
-
-    def _run(self, run_id: str) -> ModelRun:
-        return next(run for run in self.runs if run.run_id == run_id)
-
-    def fail_run(self, run_id: str, error: SluiceError) -> None:
-        """End with `error` because a run cannot be answered, if it is the current one."""
-        if run_id == self.current.run_id:
-            self.fail(error)
-
-    def accept(self, frame: Frame, now: float) -> None:
-        """Add what is new in `frame`."""
-        run = self.current
-        accepted = run.accept(frame, now)
-        if accepted.token_ids and self.state is not StreamState.STREAMING:
-            self._move(StreamState.STREAMING)
-        if self._end_with_run(now):
-            self._dispatch.release(run)
-        elif accepted.has_gap:
-            self._dispatch.query(run)
-
-    def _end_with_run(self, now: float) -> bool:
-        """End if the current run has ended, and return whether it has."""
-        outcome = self.current.outcome
-        if isinstance(outcome, SluiceError):
-            self._end(outcome)
-        elif outcome is not None:
-            self.finish(outcome, now)
-        return outcome is not None
-
-    def finish(self, reason: "FinishReason.ValueType", now: float) -> None:
-        """End complete: the run ended with `reason`."""
-        self._end(self.current.close(reason))
-
-    def fail(self, error: SluiceError) -> None:
-        """Cancel the run and end with `error`, unless it has ended."""
-        if not self.has_ended:
-            self._cancel_run()
-            self._end(error)
-
-    def _cancel_run(self) -> None:
-        if not self.has_run_ended:
-            self._dispatch.release(self.current)
-
-    def _end(self, outcome: "FinishReason.ValueType | SluiceError") -> None:
-        if isinstance(outcome, SluiceError):
-            self.error = outcome
-            self._move(StreamState.FAILED)
-        else:
-            self.reason = outcome
-            self._move(StreamState.FINISHED)
-        for run in self.runs:
-            del self._registry.by_run[run.run_id]
-        try:
-            self._report_end()
-        except Exception:  # what observes one request must not stop the frames of all others
-            logger.exception("recording the end of request %s failed", self.request_id)
-
-    def _report_end(self) -> None:
-        # It refers to the caller's call, which refers to this: without a circle no garbage collection is needed.
-        on_end = self._on_end
-        del self._on_end
-        on_end(self)
-
-    def _move(self, target: StreamState) -> None:
-        assert not self.has_ended, "an end is final"
-        self.state = target
 
 
 class Registry:

@@ -35,7 +35,7 @@ from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import AcceptedFrame, ModelRun, finish_reason_of
 from gateway.upstream.runs import Upstream
 from gateway.validation.conversation import USER
-from sluice.errors import PromptTooLong, SluiceError
+from sluice.errors import SluiceError
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import DRAFT, CascadeRoute
 from sluice.v1.admin_pb2 import RouterScore
@@ -259,23 +259,18 @@ class Cascade(AnswerMonitor):
 
     def _start(self, first: ModelRun) -> ModelRun:
         self._request.escalated = True
-        upstream, context = self._upstream, self._context
-        prepared, hint_tokens, dropped = self._second_prompt(first)
+        upstream, context, prepared = self._upstream, self._context, self._prepared
+        hint_tokens, dropped = 0, ""
+        if self.route.hint is not None:
+            try:
+                prepared, hint_tokens = add_hint(context, prepared, first, self.route.hint)
+            except HintDropped as reason:
+                dropped = str(reason)
         run_id = f"{context.request_id}-2"
         run = upstream.new_run(context.request, prepared, run_id, context.deadline)
         run.hint_tokens, run.hint_dropped = hint_tokens, dropped
         upstream.send(context, run, prepared)
         return run
-
-    def _second_prompt(self, first: ModelRun) -> tuple[PreparedPrompt, int, str]:
-        """Return the second model's prompt, the tokens of the hint in it, and why it has none."""
-        if self.route.hint is None:
-            return self._prepared, 0, ""
-        try:
-            hinted, tokens = add_hint(self._context, self._prepared, first, self.route.hint)
-        except HintDropped as dropped:
-            return self._prepared, 0, str(dropped)
-        return hinted, tokens, ""
 
     def _refusal(self, now: float) -> str:
         """Why the second model may not start now, or ""."""
@@ -312,10 +307,8 @@ def add_hint(
     try:
         token_ids = encode_now(conversation, model)
         sampling = fit(context.request, model, len(token_ids))
-    except PromptTooLong as error:
-        raise HintDropped(f"{model.name} has no room for it") from error
     except SluiceError as error:
-        raise HintDropped(f"{model.name} does not take it") from error
+        raise HintDropped(f"{model.name} has no room for it") from error
     before = prepared.sampling.max_tokens
     # Half of the answer's room where the caller leaves its length to the model, else all that was asked for.
     needed = before if context.request.sampling.max_tokens else before // 2

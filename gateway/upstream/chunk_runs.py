@@ -14,8 +14,7 @@ from typing import Final
 from gateway.admission.request_context import RequestContext
 from gateway.models.speech import JoinedTexts
 from gateway.streaming.answer_stream import AnswerStream
-from gateway.streaming.model_run import ModelRun
-from gateway.streaming.registry import ResultCollector
+from gateway.streaming.model_run import ModelRun, ResultCollector
 from gateway.upstream.runs import Upstream, spawn_beside
 from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH, TASK_END_STOP, Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams

@@ -39,8 +39,7 @@ from gateway.safety.guards.families import Family, Message, Unparsable
 from gateway.safety.inspector import EntityResults
 from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.answer_stream import AnswerStream
-from gateway.streaming.model_run import ModelRun
-from gateway.streaming.registry import ResultCollector
+from gateway.streaming.model_run import ModelRun, ResultCollector
 from gateway.upstream.runs import Upstream, spawn_beside
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from gateway.validation.requests import WORKLOAD_LABEL
@@ -169,14 +168,11 @@ class _CheckRuns:
         return self.upstream.preparation.threads
 
     def _model(self) -> ServedModel:
-        model, now = (
-            self.context.policies.catalog[self.check.guard.settings.model],
-            time.monotonic(),
-        )
-        problem = self.upstream.overload.outlook(model.name, self.context, now).problem
+        name, overload = self.check.guard.settings.model, self.upstream.overload
+        problem = overload.outlook(name, self.context, time.monotonic()).problem
         if problem is not None:
             raise problem
-        return model
+        return self.context.policies.catalog[name]
 
     async def _compute(self, prepared: Sequence[PreparedPrompt], sampling: SamplingParams) -> None:
         upstream, context, check = self.upstream, self.context, self.check

@@ -20,8 +20,8 @@ from gateway.admission.request_context import PreparedPrompt, RequestContext, fa
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.routing.budget import price_of
 from gateway.streaming.answer_stream import AnswerStream
-from gateway.streaming.model_run import ModelRun
-from gateway.streaming.registry import Registry, ResultCollector
+from gateway.streaming.model_run import ModelRun, ResultCollector
+from gateway.streaming.registry import Registry
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest

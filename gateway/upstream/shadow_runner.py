@@ -16,8 +16,7 @@ from gateway.routing.learned.features import ends
 from gateway.routing.router import SHADOW, drawn
 from gateway.safety.findings import Action
 from gateway.streaming.answer_stream import AnswerStream
-from gateway.streaming.model_run import ModelRun
-from gateway.streaming.registry import ResultCollector
+from gateway.streaming.model_run import ModelRun, ResultCollector
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.runs import Upstream
 from gateway.validation.requests import ValidRequest

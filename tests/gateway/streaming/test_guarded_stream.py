@@ -7,7 +7,8 @@ from gateway.safety.guards.families import GuardVerdict, family_of
 from gateway.safety.settings import GuardSettings
 from gateway.streaming.answer_stream import AnswerStream, Steering
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.registry import Registry, StreamState
+from gateway.streaming.model_run import StreamState
+from gateway.streaming.registry import Registry
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
 from tests.gateway.kit.batcher import frame, last

@@ -3,7 +3,8 @@
 import pytest
 
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.registry import Registry, ResultCollector, StreamState
+from gateway.streaming.model_run import ResultCollector, StreamState
+from gateway.streaming.registry import Registry
 from sluice.errors import DeadlinePassed, EngineFailed, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame
