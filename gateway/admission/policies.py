@@ -99,7 +99,7 @@ class InForce:
     def task_names(self, now: float) -> set[str]:
         """Return the task names of all versions of models that requests may still send tasks to."""
         if self._replaced:
-            arrivals = (stream.request.arrived_at for stream in self._registry)
+            arrivals = (stream.arrived_at for stream in self._registry)
             oldest = min(arrivals, default=now)
             self._replaced = {
                 name: at

@@ -104,8 +104,7 @@ class AdminService:
         streams = [
             stream
             for stream in self.registry
-            if wanted.tenant in ("", stream.request.tenant)
-            and wanted.model in ("", stream.current.model)
+            if wanted.tenant in ("", stream.tenant) and wanted.model in ("", stream.current.model)
         ]
         oldest = nlargest(wanted.limit, streams, key=lambda stream: _age_s(stream, now))
         listed = pb.ListRequestsResponse(
@@ -175,8 +174,7 @@ class AdminService:
         streams = [
             stream
             for stream in self.registry
-            if stream.request_id in names
-            or (wanted.tenant and stream.request.tenant == wanted.tenant)
+            if stream.request_id in names or (wanted.tenant and stream.tenant == wanted.tenant)
         ]
         for stream in streams:
             stream.fail(Cancelled(CANCELLED))
@@ -324,19 +322,19 @@ def _check(request: Message, needed: str = "") -> None:
 
 
 def _age_s(stream: ResultCollector, now: float) -> float:
-    return now - stream.request.arrived_at
+    return now - stream.arrived_at
 
 
 def _described(stream: ResultCollector, gateway: str, now: float) -> pb.RunningRequest:
     current = stream.current
     return pb.RunningRequest(
         request_id=stream.request_id,
-        tenant=stream.request.tenant,
-        priority=value_of(Priority, stream.request.priority_class),
+        tenant=stream.tenant,
+        priority=value_of(Priority, current.run_class.priority_class),
         model=current.model,
         state=value_of(pb.RequestState, stream.state.name),
         age=duration(_age_s(stream, now) * 1e3),
-        remaining=duration(max(0.0, stream.request.deadline - now) * 1e3),
+        remaining=duration(max(0.0, current.deadline - now) * 1e3),
         prompt_tokens=current.prompt_tokens,
         completion_tokens=current.completion_tokens,
         gateway=gateway,
@@ -346,8 +344,8 @@ def _described(stream: ResultCollector, gateway: str, now: float) -> pb.RunningR
 def _counts(streams: Iterable[ResultCollector], now: float) -> list[pb.RunningCount]:
     groups: defaultdict[tuple[str, str, str], list[ResultCollector]] = defaultdict(list)
     for stream in streams:
-        request = stream.request
-        groups[request.tenant, stream.current.model, request.priority_class].append(stream)
+        run = stream.current
+        groups[stream.tenant, run.model, run.run_class.priority_class].append(stream)
     return [
         pb.RunningCount(
             tenant=tenant,

@@ -19,7 +19,6 @@ from gateway.streaming.model_run import (
     AcceptedFrame,
     ModelRun,
     ResultCollector,
-    RunRequest,
     StreamState,
     contradiction,
 )
@@ -44,15 +43,17 @@ _GONE: Final = Cancelled("the caller has gone")
 _TAKEN_OVER: Final = "a newer call with the same idempotency key took over"
 
 
-class AnsweredRequest(RunRequest, Protocol):
+class AnsweredRequest(Protocol):
     """The request that an answer is for.
 
     Attributes:
+        arrived_at: monotonic seconds.
         key: its idempotency key; empty without one.
         fingerprint: equal for equal requests.
         with_logprobs: whether callers get log-probabilities.
     """
 
+    arrived_at: float
     key: str
     fingerprint: bytes
     with_logprobs: bool
@@ -99,6 +100,7 @@ class AnswerStream(ResultCollector):
     not its fault, so only tokens count that came after the arrival that found it idle.
 
     Attributes:
+        request: what it is for.
         finished: its last event, in state FINISHED.
         finished_at: monotonic seconds.
         first_token_at: when there was something to show for the first time, monotonic seconds.
@@ -108,8 +110,6 @@ class AnswerStream(ResultCollector):
         notices: what a caller is told beside the answer, in order.
         withheld_by: the rules that keep the rest of the answer from every caller, if any do.
     """
-
-    request: AnsweredRequest
 
     def __init__(
         self,
@@ -128,7 +128,8 @@ class AnswerStream(ResultCollector):
             on_end: called once with the stream, when it has ended and is forgotten.
             steering: what else decides about the answer.
         """
-        super().__init__(registry, request, first, on_end)
+        super().__init__(registry, first, on_end)
+        self.request, self.arrived_at = request, request.arrived_at
         if request.key:
             assert request.key not in registry.by_key, "the key is free"
             registry.by_key[request.key] = self

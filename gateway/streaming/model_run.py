@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.routing.budget import price_of
 from gateway.safety.findings import Finding
@@ -402,26 +402,13 @@ class StreamState(Enum):
 ENDED: Final = frozenset({StreamState.FINISHED, StreamState.FAILED})
 
 
-class RunRequest(Protocol):
-    """The request that a run is for: whose it is, and how long it may take.
-
-    Attributes:
-        arrived_at: monotonic seconds.
-        deadline: when it fails, monotonic seconds.
-    """
-
-    tenant: str
-    priority_class: str
-    arrived_at: float
-    deadline: float
-
-
 class ResultCollector:
     """Collects the result of a run: an embedding, a guard's verdict, a shadow, a chunk of audio.
 
     Attributes:
-        request: what it is for.
         request_id: its name, which is that of its first run.
+        tenant: whose it is.
+        arrived_at: when its request came, monotonic seconds.
         state: how far it is.
         error: why it failed, in state FAILED.
         reason: why it is complete, in state FINISHED.
@@ -432,7 +419,6 @@ class ResultCollector:
     def __init__(
         self,
         registry: "Registry",
-        request: RunRequest,
         run: ModelRun,
         on_end: Callable[[Any], object] = lambda _: None,
     ) -> None:
@@ -440,15 +426,14 @@ class ResultCollector:
 
         Args:
             registry: passes it what batchers send.
-            request: what it is for.
             run: which is sent next.
             on_end: called once with this result, when it has ended and is forgotten.
         """
         self.state = StreamState.PUBLISHING
         self.error: SluiceError | None = None
         self.reason: pb.FinishReason.ValueType | None = None
-        self.request = request
-        self.request_id = run.run_id
+        self.request_id, self.tenant = run.run_id, run.task.tenant
+        self.arrived_at = run.sent_at
         self.current = run
         self.runs = [run]
         self._registry = registry

@@ -159,7 +159,7 @@ class Registry:
         `is_connected`: whether messages of batchers can arrive.
         """
         for result in self:
-            if now >= result.request.deadline:
+            if now >= result.current.deadline:
                 message = "the deadline passed before the answer was complete"
                 result.fail(DeadlinePassed(message))
         if is_connected:

@@ -504,7 +504,7 @@ def _course(answer: AnswerStream) -> dict[str, AttributeValue]:
     if reasons := [run.escalation_reason for run in runs if run.escalation_reason]:
         attributes[names.ROUTE_ESCALATED] = reasons[-1]
     if answer.first_token_at is not None:
-        attributes[names.GEN_AI_TTFT] = answer.first_token_at - answer.request.arrived_at
+        attributes[names.GEN_AI_TTFT] = answer.first_token_at - answer.arrived_at
     return attributes
 
 

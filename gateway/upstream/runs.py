@@ -135,11 +135,7 @@ class Upstream:
         """
         ended, results = asyncio.Queue[ResultCollector](), list[ResultCollector]()
         for run in runs:
-            tenant, priority_class = run.task.tenant, run.task.priority_class
-            whose = SchedulingParams(
-                priority_class, run.deadline, tenant=tenant, arrived_at=run.sent_at
-            )
-            results.append(ResultCollector(self.registry, whose, run, ended.put_nowait))
+            results.append(ResultCollector(self.registry, run, ended.put_nowait))
         try:
             for run in runs:
                 run.task.coalesce_ms = WHOLE_GATHER_MS

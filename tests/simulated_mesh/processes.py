@@ -209,12 +209,7 @@ class GatewayProcess:
     def _open(self, request: Request) -> AnswerStream:
         now, name = time.monotonic(), request.request_id
         request.asked_at = now
-        asked = Asked(
-            event=Started(request_id=name, model="echo"),
-            deadline=now + request.timeout_s,
-            arrived_at=now,
-            priority_class=request.priority_class,
-        )
+        asked = Asked(event=Started(request_id=name, model="echo"), arrived_at=now)
         run = new_run(
             name,
             "echo",
@@ -222,7 +217,7 @@ class GatewayProcess:
             now=now,
             prompt_tokens=len(request.prompt),
             detokenizer=_NoText(),
-            deadline=asked.deadline,
+            deadline=now + request.timeout_s,
             gateway=self._transport.gateway_id,
             tenant="default",
             priority_class=request.priority_class,

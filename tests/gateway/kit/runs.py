@@ -49,9 +49,6 @@ class Asked:
     """`gateway.streaming.answer_stream.AnsweredRequest`."""
 
     event: Started = field(default_factory=Started)
-    deadline: float = 10.0
-    tenant: str = "t"
-    priority_class: str = "interactive"
     arrived_at: float = 0.0
     key: str = ""
     fingerprint: bytes = b""

@@ -37,8 +37,8 @@ class Bench:
         self.guards = ScriptedGuards(Guard("g", settings, family_of(settings)))
         self.dispatch = dispatch_to()
         self.registry = Registry(self.dispatch, ReplayCache(2, 60))
-        spec = Asked(event=Started(request_id="r1", model="m"), deadline=10)
-        first = new_run("r1")
+        spec = Asked(event=Started(request_id="r1", model="m"))
+        first = new_run("r1", deadline=10)
         self.stream = AnswerStream(
             self.registry,
             spec,

@@ -47,9 +47,7 @@ class Bench:
     ) -> AnswerStream:
         spec = Asked(
             event=pb.Started(request_id=name, model="m", prompt_tokens=3),
-            deadline=now + 10,
             arrived_at=now,
-            priority_class=priority_class,
             key=key,
             fingerprint=b"f",
         )

@@ -10,7 +10,7 @@ from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.runs import Asked, confirm, dispatch_to, new_run, take, words
+from tests.gateway.kit.runs import confirm, dispatch_to, new_run, take, words
 from tests.gateway.streaming.test_registry import ids
 
 
@@ -21,8 +21,8 @@ class Bench:
         self.ends = 0
         self.dispatch = dispatch_to()
         self.registry = Registry(self.dispatch, ReplayCache(2, 60))
-        self.run = new_run("r1", stop=stop)
-        self.result = ResultCollector(self.registry, Asked(), self.run, self._on_end)
+        self.run = new_run("r1", stop=stop, deadline=10)
+        self.result = ResultCollector(self.registry, self.run, self._on_end)
         self.dispatch.send(self.run, 0.0)
         self.dispatch.drain(0.0)
 
