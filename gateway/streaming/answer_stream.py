@@ -467,7 +467,7 @@ class AnswerStream(ResultCollector):
         """Apply what token classifiers found in `window` of a run; `pass_verdict` shows it."""
         if self.has_ended:
             return
-        run.settle(window, findings)
+        run.is_stopped |= run.transcript.settle(window, findings)
         if run is self.current and run.is_stopped and not self.has_run_ended:
             self._end_with_run(now)
             self._dispatch.release(run)

@@ -20,7 +20,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.routing.budget import price_of
-from gateway.safety.findings import Finding
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.transcript import Transcript
@@ -237,10 +236,6 @@ class ModelRun:
         if self.output is None or self.output.windows is None or not self.is_unread:
             return None
         return self.output.windows.due()
-
-    def settle(self, window: AnswerWindow, findings: Sequence[Finding]) -> None:
-        """Apply what token classifiers found in `window`."""
-        self.is_stopped |= self.transcript.settle(window, findings)
 
     @property
     def stop_token_id(self) -> int | None:
