@@ -23,7 +23,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from gateway.streaming.capacity import UsedCapacity, WaitQueue
 from gateway.streaming.load_table import ModelLoadTable
@@ -61,7 +61,8 @@ BATCHERS_MAX: Final = 1024
 class DeadLetter(NamedTuple):
     """A run that is given up."""
 
-    run_class: RunClass
+    model: str
+    priority_class: str
     task: bytes
     headers: Mapping[str, str]
     reason: str
@@ -271,7 +272,8 @@ class Dispatch:
         for batcher, attempts in self._cancels.items():
             refs = [frame_pb2.TaskRef(request_id=name, attempt=n) for name, n in attempts.items()]
             for part in _parts(refs):
-                self._add_control(outgoing, batcher, cancel=Cancel(tasks=part))
+                message = ControlMessage(gateway=self.gateway, cancel=Cancel(tasks=part))
+                outgoing.control.append((batcher, message))
         queried: defaultdict[str, list[TaskProgress]] = defaultdict(list)
         for run in self._queries.values():
             name, attempt, index = run.run_id, run.attempt_number, run.next_index
@@ -280,7 +282,8 @@ class Dispatch:
             )
         for batcher, rows in queried.items():
             for asked in _parts(rows):
-                self._add_control(outgoing, batcher, query=TaskQuery(tasks=asked))
+                message = ControlMessage(gateway=self.gateway, query=TaskQuery(tasks=asked))
+                outgoing.control.append((batcher, message))
         outgoing.has_queries = bool(queried)
         self._cancels.clear()
         self._queries.clear()
@@ -348,7 +351,7 @@ class Dispatch:
         reason = (
             f"{LOSSES_MAX} workers or batchers in succession were lost with this request: {cause}"
         )
-        letter = DeadLetter(run.run_class, run.task.SerializeToString(), run.headers, reason)
+        letter = DeadLetter(*run.run_class, run.task.SerializeToString(), run.headers, reason)
         self._outgoing.dead.append(letter)
         self.given_up[run.run_class] += 1
         self.notify(None)
@@ -477,9 +480,6 @@ class Dispatch:
             return  # it sends a message about the run again, and is answered then
         cancels[run_id] = max(attempt, cancels.get(run_id, 0))
         self.notify(None)
-
-    def _add_control(self, outgoing: Outgoing, batcher: str, **fields: Any) -> None:
-        outgoing.control.append((batcher, ControlMessage(gateway=self.gateway, **fields)))
 
 
 def _parts(rows: list[_T]) -> Iterator[list[_T]]:

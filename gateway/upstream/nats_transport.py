@@ -208,9 +208,7 @@ class NatsTransport:
                 # Queries are repeated, and frames of unknown runs are answered with another cancel.
                 logger.warning("dropped a control message to batchers: NATS: %s", error)
         for letter in outgoing.dead:
-            model, priority_class = letter.run_class
-            about = model, priority_class, letter.task, letter.headers, letter.reason
-            self._background.spawn(store_dead_letter(client, *about))
+            self._background.spawn(store_dead_letter(client, *letter))
         if outgoing.has_queries:
             self._background.spawn(self._prove_link(client))
 

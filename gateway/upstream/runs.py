@@ -133,9 +133,8 @@ class Upstream:
         Raises:
             SluiceError: a run failed, of a run past its deadline `DeadlinePassed`.
         """
-        ended, results = asyncio.Queue[ResultCollector](), list[ResultCollector]()
-        for run in runs:
-            results.append(ResultCollector(self.registry, run, ended.put_nowait))
+        ended = asyncio.Queue[ResultCollector]()
+        results = [ResultCollector(self.registry, run, ended.put_nowait) for run in runs]
         try:
             for run in runs:
                 run.task.coalesce_ms = WHOLE_GATHER_MS
