@@ -154,7 +154,6 @@ def _wall_offset_ns() -> int:
     """Return how far the wall clock is ahead of the monotonic clock, in nanoseconds.
 
     A thread that is suspended between the two readings sees too little, up to 10 ms on a busy core. So the largest of
-    three
-    readings is right.
+    three readings is right.
     """
     return max(time.time_ns() - time.monotonic_ns() for _ in range(3))

@@ -71,8 +71,7 @@ class EchoEngine(CachelessEngine):
     """An engine without a model: repeats the prompt's tokens up to max_tokens.
 
     For load tests of everything around an engine: one token per sequence and step, and each step calls `pause` first.
-    Stop
-    tokens do not end an echo, because chat templates put them into prompts.
+    Stop tokens do not end an echo, because chat templates put them into prompts.
     """
 
     def __init__(
