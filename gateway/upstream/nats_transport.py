@@ -76,7 +76,16 @@ class Coalescer:
 
     def notify(self, run: ModelRun | None = None) -> None:
         """Signal that there is a message: the task of a run, or one that is due with the next turn of the loop."""
-        delay_s = 0.0 if run is None else self._delay_s(run)
+        delay_s, now = 0.0, time.monotonic()
+        if run is not None and run.is_urgent:
+            if now < self._busy_until:
+                self._recent.append(now)
+            if now - self._recent[0] < FREQUENT_S:
+                if now >= self._leave_at:
+                    self._leave_at = max(self._leave_at + INTERACTIVE_S, now)
+                delay_s = self._leave_at - now
+        elif run is not None and run.is_bulk and run.task.coalesce_ms > UNREAD_MS:
+            delay_s = UNREAD_S
         if delay_s <= 0:
             self._is_due.set()
         if self._is_due.is_set():
@@ -96,18 +105,6 @@ class Coalescer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _delay_s(self, run: ModelRun) -> float:
-        if not run.is_urgent:
-            return UNREAD_S if run.is_bulk and run.task.coalesce_ms > UNREAD_MS else 0.0
-        now = time.monotonic()
-        if now < self._busy_until:
-            self._recent.append(now)
-        if now - self._recent[0] >= FREQUENT_S:
-            return 0.0
-        if now >= self._leave_at:
-            self._leave_at = max(self._leave_at + INTERACTIVE_S, now)
-        return self._leave_at - now
 
 
 class NatsTransport:
