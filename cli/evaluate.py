@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -28,8 +28,6 @@ from cli.questions import (
 from cli.target import target_of
 from sluice.client import AsyncClient, GenerateOptions
 from sluice.defaults import AUTO
-
-_OUTCOME_COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_response")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +155,8 @@ def write_outcomes(
         if not w.error and not s.error
     ]
     if rows:
-        csv.writer(new).writerows([_OUTCOME_COLUMNS, *rows])
+        columns = ("prompt_id", "prompt", "weak", "strong", "weak_response")
+        csv.writer(new).writerows([columns, *rows])
         new.complete()
     return len(rows)
 

@@ -20,11 +20,8 @@ RequestId = Annotated[str, Argument(help="Id of a request, or of its trace.", me
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}", re.IGNORECASE)
 _RECORD_WAITS_S: Final = (0.1, 0.2)
 """Records are written within 0.1 s after the end of a request."""
-_HOPS: Final = (
-    *("admission", "safety", "route", "tokenize", "publish"),
-    *("queue", "batch", "prefill", "decode", "delivery"),
-)
-"""In the order in which they follow each other."""
+_SUMS: Final = ("total", "time_to_first_token")
+"""The times that are no steps; the steps follow each other in the order of the message."""
 _ROUNDED_MS: Final = 0.01
 """What the steps may lack of the total."""
 _BAR: Final = 48
@@ -108,10 +105,11 @@ def waterfall(record: RequestRecord) -> list[Hop]:
     if not record.HasField("timings"):
         return []
     hops, at_ms = list[Hop](), 0.0
-    for name in _HOPS:
-        ms = ms_of(getattr(record.timings, name))
-        hops.append(Hop(name, at_ms, ms))
-        at_ms += ms
+    for field in record.timings.DESCRIPTOR.fields:
+        if field.name not in _SUMS:
+            ms = ms_of(getattr(record.timings, field.name))
+            hops.append(Hop(field.name, at_ms, ms))
+            at_ms += ms
     rest_ms = ms_of(record.timings.total) - at_ms
     return [*hops, Hop("other", at_ms, rest_ms)] if rest_ms > _ROUNDED_MS else hops
 

@@ -7,6 +7,7 @@ from cli.commands import wants_json
 from cli.files import read_input
 from sluice.client import Audio, GenerateOptions
 from sluice.client.request import AudioTaskName
+from sluice.defaults import AUTO
 
 
 def generate(
@@ -61,7 +62,7 @@ def transcribe(
     language: str = Option("", "--language", "-l", help='Such as "en".', metavar="CODE"),
     prompt: str = Option("", help='The prompt; "-" reads stdin.', metavar="TEXT"),
     translate: bool = Option(False, "--translate", help="Translate into English."),
-    model: options.Model = options.MODEL,
+    model: options.Model = AUTO,
     priority: options.Priority = "interactive",
     temperature: options.Temperature = None,
     client: options.TenantClient,

@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -115,7 +115,7 @@ def _read(files: Iterable[_LogFile]) -> Iterator[LogLine]:
         for text in file.lines():
             line = parse(text, file.process, year)
             if line is None and last is not None:
-                last = last.with_line(text)
+                last = replace(last, message=f"{last.message}\n{text}")
                 continue
             if last is not None:
                 yield last

@@ -79,9 +79,6 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The commands as help shows them."""
 
-INTERRUPTED: Final = 130
-"""Typer's exit code for Ctrl-C."""
-
 _AGAIN_S: Final = 0.05
 
 
@@ -151,7 +148,7 @@ def run(arguments: Sequence[str]) -> int:
         return failure.report(_not_installed(error, words), as_json)
     except Exception as error:
         return failure.report(error, as_json)
-    if code == INTERRUPTED:
+    if code == 130:  # Typer's for Ctrl-C
         failure.report(failure.CommandFailed("CANCELLED", "interrupted"), as_json)
     return code if isinstance(code, int) else 0
 

@@ -80,10 +80,11 @@ def up(
 
     It consists of nats-server, a tritonserver for each worker, batcher, gateway and jobs.
     """
+    from sluice.settings.model_cache import chat_problem
     from supervisor.state import Origin
 
-    if config is None:
-        _report_missing_chat()
+    if config is None and (problem := chat_problem()):
+        print(f"the general model is not served: {problem}", file=sys.stderr, flush=True)
     origin = Origin(
         None if config is None else str(config.absolute()), address, http, secure, metrics
     )
@@ -107,13 +108,6 @@ def up(
         _write_started(mesh.state, mesh.ready_s, state.root, "Ctrl-C stops it")
 
     asyncio.run(serve(settings, state.root, on_ready, output.progress, origin))
-
-
-def _report_missing_chat() -> None:
-    from sluice.settings.model_cache import chat_problem
-
-    if (problem := chat_problem()) is not None:
-        print(f"the general model is not served: {problem}", file=sys.stderr, flush=True)
 
 
 def down(state: OfMesh) -> None:

@@ -36,8 +36,6 @@ StateDir = Annotated[
     Path | None, Option(help="State directory of a mesh.  [default: $SLUICE_STATE_DIR]")
 ]
 
-MODEL = AUTO
-
 
 def check_timeout(timeout: float | None) -> None:
     """Refuse a time in which no answer can come.
@@ -104,7 +102,7 @@ def _json_text(given: str, option: str) -> str:
 
 
 def _sampling(
-    model: Model = MODEL,
+    model: Model = AUTO,
     priority: Priority = "interactive",
     max_tokens: int | None = Option(
         None, help="Maximum tokens of the answer.  [default: what fits]"

@@ -267,15 +267,14 @@ def show_comparison(summaries: "Mapping[str, Summary]") -> None:
     """Print one row for each policy: all requests, and the first tokens of interactive ones."""
     urgent = "interactive p50", "p95"
     headers = ("policy", "padding", "tokens/s", "ttft p50", "p95", "total p50", "p95", *urgent)
-    output.write_table(headers, [_comparison_row(name, s) for name, s in summaries.items()])
-
-
-def _comparison_row(name: str, s: "Summary") -> tuple[object, ...]:
-    urgent = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)
-    times = [s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95]
-    times += [None, None] if urgent is None else [urgent.p50, urgent.p95]
-    shown = (None if time is None else f"{time:.3f}" for time in times)
-    return (name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *shown)
+    rows = []
+    for name, s in summaries.items():
+        first = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)
+        times = [s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95]
+        times += [None, None] if first is None else [first.p50, first.p95]
+        shown = (None if time is None else f"{time:.3f}" for time in times)
+        rows.append((name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *shown))
+    output.write_table(headers, rows)
 
 
 def show(summaries: "Mapping[str, Summary]") -> None:

@@ -159,7 +159,8 @@ def _check_multiples(part: Any, path: str) -> int:
     product = 1
     for name, value in part.items():
         below = f"{path}.{name}"
-        if name == "multipleOf" and _is_number(value) and 0 < value < math.inf:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == "multipleOf" and is_number and 0 < value < math.inf:  # nor NaN
             product *= Fraction(str(value)).numerator
         elif name == "allOf" and isinstance(value, list):
             for place, one in enumerate(value):
@@ -171,11 +172,6 @@ def _check_multiples(part: Any, path: str) -> int:
                 f"{_shown(below)}: what must be a multiple of over {MULTIPLE_MAX} cannot be enforced; check it yourself"
             )
     return product
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a JSON number: neither a boolean nor NaN, which Python reads too."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def _shown(path: str) -> str:

@@ -162,10 +162,12 @@ def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
     A child reads resolved settings from its file. So variables that override settings are left out, unless
     `keep_settings`: they are resolved already, and `SLUICE_NATS__PORT=0` must not undo that.
     """
-    kept = {
-        key: value for key, value in os.environ.items() if keep_settings or not _is_setting(key)
-    }
-    environment = {**_ONE_THREAD, **kept}
+    prefix, environment = str(Settings.model_config.get("env_prefix", "")), dict(_ONE_THREAD)
+    for key, value in os.environ.items():
+        section = key.upper().removeprefix(prefix).partition("__")[0].lower()
+        is_setting = key.upper().startswith(prefix) and section in Settings.model_fields
+        if keep_settings or not is_setting:
+            environment[key] = value
     bypass_loopback(environment)
     root = str(Path(__file__).resolve().parents[1])
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
@@ -173,9 +175,3 @@ def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
         parts = (root, environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
     return environment
-
-
-def _is_setting(variable: str) -> bool:
-    prefix = str(Settings.model_config.get("env_prefix", ""))
-    section = variable.upper().removeprefix(prefix.upper()).partition("__")[0]
-    return variable.upper().startswith(prefix.upper()) and section.lower() in Settings.model_fields

@@ -67,7 +67,8 @@ def check_room(settings: Settings, store: Path) -> None:
             "make room, or name a folder on another disk with --state-dir"
         )
     sizes = reserved(settings)
-    needed = sum(sizes.values()) + _fixed_bytes() - _used(store)
+    used = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+    needed = sum(sizes.values()) + _fixed_bytes() - used
     if free < needed:
         largest = sorted(sizes, key=lambda key: -sizes[key])[:_KEYS_NAMED]
         keys = ", ".join(f"{key} ({_size(sizes[key])})" for key in largest)
@@ -101,10 +102,6 @@ def _limits(settings: Settings) -> dict[str, tuple[int, bool]]:
 
 def _fixed_bytes() -> int:
     return sum(config.max_bytes or 0 for config in _FIXED)
-
-
-def _used(store: Path) -> int:
-    return sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
 
 
 def _size(size: float) -> str:

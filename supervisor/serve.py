@@ -25,10 +25,8 @@ from supervisor.mesh import Mesh, Progress, running_mesh
 from supervisor.plan import changed, with_pages
 from supervisor.state import DEFAULTS, Origin
 
-HTTP_OFF: Final = "off"
 PAGES: Final[tuple[Page, ...]] = ("gateway", "batcher", "jobs", "triton")
 """Keys of telemetry.prometheus whose pages Prometheus reads; that of NATS is JSON."""
-FREE_PAGE: Final = f"{LOOPBACK}:0"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -96,13 +94,15 @@ def settings_of(origin: Origin, http: str | None = DEFAULT_HTTP_ADDRESS) -> Sett
         settings = changed(settings, tls={"embedded": True})
     if origin.metrics:
         given = settings.telemetry.prometheus
-        settings = with_pages(settings, **{name: given.get(name) or FREE_PAGE for name in PAGES})
+        settings = with_pages(
+            settings, **{name: given.get(name) or f"{LOOPBACK}:0" for name in PAGES}
+        )
     if origin.address is not None:
         settings = changed(settings, gateway={"address": origin.address})
     if origin.http is not None or "address" in settings.http.model_fields_set:
         http = origin.http
     if http is not None:
-        settings = changed(settings, http={"address": None if http == HTTP_OFF else http})
+        settings = changed(settings, http={"address": None if http == "off" else http})
     return settings
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, get_args
 
@@ -140,10 +140,6 @@ class LogLine:
     logger: str = ""
     request_id: str = ""
     trace_id: str = ""
-
-    def with_line(self, line: str) -> "LogLine":
-        """Return the event with a further line, such as one of a traceback."""
-        return replace(self, message=f"{self.message}\n{line}")
 
     def is_about(self, request: str) -> bool:
         """Return whether the event names the request or the trace."""

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.settings import Settings
 from supervisor.control import carried
-from supervisor.serve import FREE_PAGE, settings_of
+from supervisor.serve import settings_of
 from supervisor.state import Origin
 
 
@@ -24,7 +24,7 @@ def test_metrics_adds_the_pages_that_the_file_leaves_out(tmp_path: Path) -> None
     assert settings_of(Origin(str(file)), None).telemetry.prometheus.get("batcher") is None
     pages = settings_of(Origin(str(file), metrics=True), None).telemetry.prometheus
     assert pages["gateway"] == "[::1]:9464"
-    assert pages["batcher"] == pages["jobs"] == pages["triton"] == FREE_PAGE
+    assert pages["batcher"] == pages["jobs"] == pages["triton"] == "127.0.0.1:0"
     assert "nats" not in pages
 
 
