@@ -8,11 +8,12 @@ import asyncio
 import hashlib
 import json
 import logging
+import select
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process, create_subprocess_exec
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Final
 
 from gateway.admission.class_limiter import CountLimit
@@ -50,8 +51,8 @@ class ConstraintChecks:
         self._results_max = results_max
         self.results: OrderedDict[bytes, asyncio.Task[str | None]] = OrderedDict()
         self.open = CountLimit(OPEN_MAX, "tenant_constraints", "constraints of your tenant")
-        self.children = list[Process]()
-        self._idle = list[Process]()
+        self.children = list[Popen[bytes]]()
+        self._idle = list[Popen[bytes]]()
         self._slots = TenantSlots(CHILDREN)
 
     async def check(self, request: ValidRequest) -> None:
@@ -83,7 +84,7 @@ class ConstraintChecks:
         for compiling in self.results.values():
             compiling.cancel()
         for child in list(self.children):
-            await self._drop(child)
+            await asyncio.to_thread(self._drop, child)
 
     async def _compiled(self, key: bytes, kind: str, text: str, tenant: str) -> str | None:
         try:
@@ -103,62 +104,69 @@ class ConstraintChecks:
 
     async def compile(self, kind: str, text: str) -> str | None:
         """Return what a process finds; raise OSError if none can be started."""
-        child = self._idle.pop() if self._idle else await self._start()
+        return await asyncio.to_thread(self._compile, kind, text)
+
+    def _compile(self, kind: str, text: str) -> str | None:
+        # Blocks for a limited time.
+        child, answer = self._idle.pop() if self._idle else self._start(), b""
         try:
-            answer = await self._ask(child, kind, text, SECONDS)
+            answer = _ask(child, kind, text, SECONDS)
         except TimeoutError:
             return f"takes over {SECONDS:g} s to compile: {SIMPLER}"
+        finally:
+            if answer:
+                self._idle.append(child)
+            else:
+                self._drop(child)
         if not answer:
             return f"takes over {MEMORY_BYTES >> 20} MiB to compile: {SIMPLER}"
-        self._idle.append(child)
         problem: str | None = json.loads(answer)["problem"]
         return problem
 
-    async def _start(self) -> Process:
-        child = await create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "gateway.admission.constraint_child",
+    def _start(self) -> Popen[bytes]:
+        child = Popen(
+            [sys.executable, "-m", "gateway.admission.constraint_child"],
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,
+            bufsize=0,
             start_new_session=True,  # the kernel may share cores by session
         )
         self.children.append(child)
-        if not await self._ask(child, "regex", "x", _START_S):
+        answer = b""
+        try:
+            answer = _ask(child, "regex", "x", _START_S)
+        finally:
+            if not answer:
+                self._drop(child)
+        if not answer:
             raise ChildProcessError("a process that compiles constraints did not start")
         return child
 
-    async def _ask(self, child: Process, kind: str, text: str, timeout_s: float) -> bytes:
-        """Return the answer of a process, a line; end the process that gives none.
-
-        Returns:
-            Nothing if the process has ended.
-
-        Raises:
-            TimeoutError: It takes too long.
-        """
-        assert child.stdin is not None
-        assert child.stdout is not None
-        answer = b""
+    def _drop(self, child: Popen[bytes]) -> None:
+        # A thread and `close` may both drop a child: only the one that removes it ends it.
         try:
-            async with asyncio.timeout(timeout_s):
-                # It may have ended; uvloop says so with a RuntimeError.
-                with suppress(ConnectionError, EOFError, RuntimeError):
-                    child.stdin.write(json.dumps({"kind": kind, "text": text}).encode() + b"\n")
-                    await child.stdin.drain()
-                    answer = await child.stdout.readuntil()
-        finally:
-            if not answer:
-                await self._drop(child)
-        return answer
-
-    async def _drop(self, child: Process) -> None:
-        if child in self.children:
             self.children.remove(child)
-            with suppress(ProcessLookupError):  # it has ended by itself
-                child.kill()
-        await child.wait()
+        except ValueError:
+            return
+        child.kill()
+        with child:  # closes the pipes and waits
+            pass
+
+
+def _ask(child: Popen[bytes], kind: str, text: str, timeout_s: float) -> bytes:
+    """Return the answer of a process, a line; empty if the process has ended. Raises TimeoutError."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    poll = select.poll()
+    poll.register(child.stdout, select.POLLIN)
+    answer = b""
+    with suppress(BrokenPipeError):
+        child.stdin.write(json.dumps({"kind": kind, "text": text}).encode() + b"\n")
+        if not poll.poll(1000 * timeout_s):
+            raise TimeoutError
+        answer = child.stdout.readline()
+    return answer if answer.endswith(b"\n") else b""
 
 
 def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:

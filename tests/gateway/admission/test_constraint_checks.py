@@ -46,7 +46,7 @@ async def test_a_good_constraint_is_compiled_once(checks: ConstraintChecks) -> N
     assert found == [None] * 5
     (child,) = checks.children
     child.kill()
-    await child.wait()
+    child.wait()
     assert await checks.problem("json_schema", GOOD, "other") is None
     assert not checks.open.counts
 
