@@ -143,7 +143,9 @@ def list_(
 
     found = sorted(mine.runner.run(read()), key=lambda one: one[1].create_unix_ms)
     keys_shown = [_described(*one) for one in found if tenant in (None, one[1].tenant)]
-    output.show({"keys": keys_shown}, lambda: output.write_records(keys_shown))
+    columns = ("id", "tenant", "roles", "name", "created", "state")
+    rows = ([one[column] for column in columns] for one in keys_shown)
+    output.show({"keys": keys_shown}, lambda: output.write_table(columns, rows))
 
 
 @keys.command()

@@ -38,7 +38,7 @@ async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) ->
         drained = await client.drain_worker("small", worker)
         try:
             assert f"small {worker}" in drained.drained
-            while not (await sample(client)).now("sluice.worker.drained").get(("small", worker)):
+            while not gauge(await sample(client), "sluice.worker.drained").get(("small", worker)):
                 pass
             *_, finished = [event async for event in stream]
             assert isinstance(finished, Finished)
@@ -59,7 +59,11 @@ async def sample(client: AsyncClient) -> Sample:
 
 
 def workers_of(found: Sample, model: str) -> list[str]:
-    return [worker for name, worker in found.now("sluice.worker.live") if name == model]
+    return [worker for name, worker in gauge(found, "sluice.worker.live") if name == model]
+
+
+def gauge(found: Sample, metric: str) -> dict[tuple[str, ...], float]:
+    return {labels: value[0] for labels, value in found.since(None, metric).items()}
 
 
 async def ready(client: AsyncClient) -> bool:
