@@ -33,9 +33,8 @@ from sluice.errors import Cancelled, InternalError, SluiceError
 from sluice.internal.v1.frame_pb2 import TaskTimings
 from sluice.openai.errors import http_status
 from sluice.settings.models import ModelSettings
-from sluice.telemetry import names
+from sluice.telemetry import logs, names
 from sluice.telemetry.environment import EVENT, SPAN, content_capture
-from sluice.telemetry.logs import about_request
 from sluice.telemetry.tracing import headers_of, start_server_span
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import ShadowRun
@@ -159,7 +158,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
 
     def received(self, wire: Wire, tenant: str) -> None:
         """Take the message of the call, which may be invalid: attributes that every call is searched by."""
-        about_request(self.request_id, self.trace_id)
+        logs.subject.set((self.request_id, self.trace_id))
         if self.server.is_recording():
             # Text that was put in the wrong field must not get into traces.
             model = wire.model or AUTO

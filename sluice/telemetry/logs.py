@@ -26,13 +26,8 @@ REPEAT_S: Final = 1.0
 CAUSES_MAX: Final = 1000
 """Bound of the causes that are known: messages of libraries may have no arguments."""
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
-_about: ContextVar[tuple[str, str]] = ContextVar("about", default=("", ""))
-"""Request and trace of what runs now."""
-
-
-def about_request(request_id: str, trace_id: str) -> None:
-    """Mark what this task logs from now on with the request."""
-    _about.set((request_id, trace_id))
+subject: Final[ContextVar[tuple[str, str]]] = ContextVar("subject", default=("", ""))
+"""Ids of the request and the trace that the lines of this task are about; set it where they are known."""
 
 
 def log_to_stderr(level: str, form: LogFormat = "text") -> None:
@@ -100,7 +95,7 @@ class _Cause:
 class _TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line, without a traceback."""
-        request_id, trace_id = _about.get()
+        request_id, trace_id = subject.get()
         ids = f" request_id={request_id} trace_id={trace_id}" if request_id else ""
         return super().formatMessage(record) + ids
 
@@ -108,7 +103,7 @@ class _TextFormatter(logging.Formatter):
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return one JSON object; a traceback is part of its message."""
-        request_id, trace_id = _about.get()
+        request_id, trace_id = subject.get()
         message = record.getMessage()
         if record.exc_info:
             message += "\n" + self.formatException(record.exc_info)

@@ -20,6 +20,7 @@ from opentelemetry.trace import (
     SpanContext,
     SpanKind,
     Tracer,
+    set_span_in_context,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -206,10 +207,8 @@ _EVEN: Final = frozenset("02468ace")
 
 def headers_of(span: Span) -> dict[str, str]:
     """Return headers that carry `span` as parent."""
-    parent = traceparent_of(span)
-    headers = {TRACEPARENT: parent} if parent else {}
-    if state := span.get_span_context().trace_state:
-        headers["tracestate"] = state.to_header()
+    headers: dict[str, str] = {}
+    _PROPAGATOR.inject(headers, set_span_in_context(span, Context()))
     return headers
 
 

@@ -15,9 +15,9 @@ from sluice.telemetry.logs import (
     CAUSES_MAX,
     LogFormat,
     RepeatFilter,
-    about_request,
     log_to_stderr,
     parse,
+    subject,
 )
 
 TRACE = "ab" * 16
@@ -38,7 +38,7 @@ def written(monkeypatch: pytest.MonkeyPatch, form: LogFormat, log: Callable[[], 
 
 
 def fail() -> None:
-    about_request("req-1", TRACE)
+    subject.set(("req-1", TRACE))
     try:
         raise ValueError("wrong")
     except ValueError:
