@@ -30,7 +30,7 @@ from gateway.safety.output.redactor import AssembledFilter
 from gateway.safety.policy import HIDDEN, SafetyPolicies, SafetyPolicy
 from gateway.safety.text.edited_text import EditedText
 from gateway.safety.text.invisible import smuggled
-from gateway.safety.text.normalize import is_plain, normalize
+from gateway.safety.text.normalize import NOT_PLAIN_ASCII, normalize
 from gateway.safety.text.skeleton import Skeleton
 
 TOO_LONG: Final = "limit.length"
@@ -174,7 +174,8 @@ class RequestInspection:
         self._changed: dict[int, EditedText] = {}
         """What normalization has changed or noticed, by the index of the text."""
         for index, text in enumerate(texts):
-            if len(text) <= policy.settings.max_chars and is_plain(text):
+            is_short = len(text) <= policy.settings.max_chars
+            if is_short and text.isascii() and not NOT_PLAIN_ASCII.search(text):
                 continue
             change = self._normalize(text)
             if change.findings or change.text != text:

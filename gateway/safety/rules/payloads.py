@@ -18,8 +18,6 @@ from typing import Final, NamedTuple
 import re2
 
 from gateway.safety.patterns import compiled
-from gateway.safety.rules.scanner import Subject
-from gateway.safety.rules.spec import Span
 
 PAYLOAD_BYTES_MAX: Final = 8 << 10
 """Decoded bytes of one payload; longer ones are decoded up to here."""
@@ -56,32 +54,34 @@ class Payload(NamedTuple):
 
     Attributes:
         is_cut: whether there is more.
+        start: offset of the run, in bytes.
+        end: offset behind it, in bytes.
     """
 
     encoding: str
     text: str
     is_cut: bool
-    span: Span
+    start: int
+    end: int
 
 
-def payloads_of(subject: Subject) -> Iterator[Payload]:
-    """Yield what runs in `subject` hold, until the bound of a text is reached."""
+def payloads_of(data: bytes) -> Iterator[Payload]:
+    """Yield what runs in a text hold, until the bound of a text is reached."""
     budget = TOTAL_BYTES_MAX
     for encoding in ENCODINGS:
-        for match in encoding.runs.finditer(subject.data):
+        for match in encoding.runs.finditer(data):
             # Whatever a caller sends, decoding ends here.
             if budget <= 0:
                 return
             text, is_cut = decoded(encoding, match[0], min(PAYLOAD_BYTES_MAX, budget))
             budget -= len(text)
-            span = subject.chars(match.start()), subject.chars(match.end())
-            yield Payload(encoding.name, text, is_cut, span)
+            yield Payload(encoding.name, text, is_cut, *match.span())
 
 
-def is_nested(subject: Subject) -> bool:
+def is_nested(data: bytes) -> bool:
     """Return whether most of a decoded text is encoded once more."""
-    least = len(subject.data) * _NESTED_SHARE
-    runs = (run for encoding in ENCODINGS for run in encoding.runs.finditer(subject.data))
+    least = len(data) * _NESTED_SHARE
+    runs = (run for encoding in ENCODINGS for run in encoding.runs.finditer(data))
     return any(run.end() - run.start() >= least for run in runs)
 
 

@@ -3,20 +3,29 @@
 One pass of RE2 tells which rules may match at all, by hints that are cheaper than their patterns;
 only these are searched.
 
+`Subject` is the text as characters and as UTF-8: RE2 matches bytes, findings count
+characters. Digits of other scripts and the many dashes are folded to ASCII one for one, so that
+offsets stay.
+
 Findings of the content families (pii, secret, deny, custom) compete with each other, and those of
 injection among themselves; limits compete with nothing. The more severe wins, then the longer, then
 the one further left, then the rule id. What the winner leaves of a loser remains if it has a letter
 or digit: every character that a finding covered stays covered, and by one finding only.
 """
 
+import re
+import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
+import numpy as np
 import re2
 
 from gateway.safety.findings import BY_PLACE, Finding, Severity
-from gateway.safety.patterns import set_of
+from gateway.safety.patterns import compiled, set_of
+from gateway.safety.rules.indicators import Indicator, judge, weight_at
 from gateway.safety.rules.lexicon import NO_LISTS, Lexicon
 from gateway.safety.rules.payloads import (
     ANY_RUN,
@@ -26,50 +35,137 @@ from gateway.safety.rules.payloads import (
     payloads_of,
     repetitions,
 )
-from gateway.safety.rules.scanner import CompiledForm, Subject, findings_of
-from gateway.safety.rules.spec import RuleSpec, Span
+from gateway.safety.rules.spec import Form, RuleMatch, RuleSpec, Span, Validator
+from gateway.safety.rules.validators import COSTLY, TAKES_WHOLE, VALIDATORS
+from gateway.safety.text.characters import DASHES
+
+_TO_FOLD: Final = re.compile(rf"[^\D0-9]|[{DASHES}]")
+_ASCII: Final = bytes(range(0x80))
 
 
-def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that remain, ordered by place."""
-    groups: dict[str, list[Finding]] = {"limit": [], "injection": [], "content": []}
-    for finding in findings:
-        family = finding.rule.split(".", 1)[0]
-        groups[family if family in groups else "content"].append(finding)
-    standing = [
-        *groups["limit"],
-        *_winners(text, groups["injection"]),
-        *_winners(text, groups["content"]),
-    ]
-    return sorted(standing, key=BY_PLACE)
+class Subject:
+    """One text to search in."""
+
+    def __init__(self, text: str) -> None:
+        # A lone surrogate becomes one "?": one character for one character.
+        self.text, self.data = text, text.encode("utf-8", "replace")
+        # Look only at characters beyond ASCII; most texts have few.
+        if not text.isascii() and _TO_FOLD.search(self.data.translate(None, _ASCII).decode()):
+            self.text = _TO_FOLD.sub(_folded, text)
+            self.data = self.text.encode("utf-8", "replace")
+        self.is_single_byte = len(self.data) == len(self.text)
+
+    def chars(self, offset: int) -> int:
+        """Return the number of characters before the byte at `offset`."""
+        return offset if self.is_single_byte else int(self._starts.searchsorted(offset))
+
+    def bytes_at(self, char: int) -> int:
+        """Return the byte offset of a character, or of the end."""
+        return char if self.is_single_byte else int(self._starts[char])
+
+    @cached_property
+    def _starts(self) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
+        """Byte offsets of the characters, and of the end."""
+        data = np.frombuffer(self.data, np.uint8)
+        return np.append(np.flatnonzero(data & 0xC0 != 0x80), len(data))
 
 
-def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
-    if len(findings) < 2:
-        yield from findings
-        return
-    covered = bytearray(len(text))
-    for finding in sorted(findings, key=_rank):
-        # Of the rest of a loser, punctuation alone tells nothing.
-        for start, end in _uncovered(covered, finding.start, finding.end):
-            whole = (start, end) == (finding.start, finding.end)
-            if whole or any(char.isalnum() for char in text[start:end]):
-                covered[start:end] = b"\1" * (end - start)
-                yield Finding(finding.rule, start, end, finding.severity)
+def _folded(match: re.Match[str]) -> str:
+    char = match.group()
+    return str(unicodedata.decimal(char)) if char.isdecimal() else "-"
 
 
-def _rank(finding: Finding) -> tuple[int, int, int, str]:
-    """Order findings by severity, then length, then place, then rule."""
-    return -finding.severity, finding.start - finding.end, finding.start, finding.rule
+COSTLY_FOUND_MAX: Final = 512
+"""Matches of a form that a costly validator confirms; a text with more is a list of them, and the rest
+counts too.
+"""
+_WORD: Final = re.compile(rb"[A-Za-z0-9]+")
 
 
-def _uncovered(covered: bytearray, start: int, end: int) -> Iterator[Span]:
-    """Yield the parts of a span that no other finding covers."""
-    while (start := covered.find(0, start, end)) >= 0:
-        stop = covered.find(1, start, end)
-        stop = end if stop < 0 else stop
-        yield start, stop
-        start = stop
+class CompiledForm:
+    """A pattern that can be searched for."""
+
+    def __init__(self, spec: RuleSpec, form: Form) -> None:
+        """Compile the pattern; raises `PatternError` if it is not accepted."""
+        self.spec = spec
+        self.form = form
+        self.hint = _hint_of(spec, form)
+        self._regex = compiled(form.pattern.encode())
+        self._validate: Validator = VALIDATORS[spec.validator]
+        self._found_max = COSTLY_FOUND_MAX if spec.validator in COSTLY else sys.maxsize
+        self._takes_whole = spec.validator in TAKES_WHOLE
+        self._context = _context_of(spec) if form.in_context else None
+
+    def findings(self, subject: Subject) -> Iterator[Span]:
+        """Yield the places that the validator confirms, from left to right; those of forms with a head may overlap.
+
+        A head may begin inside the text behind another one.
+        """
+        # One search for the words costs less than the search for each match before which there is none.
+        if self._context is not None and self._context.search(subject.text) is None:
+            return
+        data, count, at = subject.data, 0, 0
+        while (match := self._regex.search(data, at)) is not None:
+            start, end = match.span()
+            first, last = subject.chars(start), subject.chars(end)
+            result: Span | bool | None = None
+            if self._in_context(subject.text, first):
+                candidate = RuleMatch(subject.text, first, last, self.spec)
+                result = count >= self._found_max or self._validate(candidate)
+            if not result:
+                at = end if self._takes_whole else _next_word(data, start)
+                continue
+            span = (first, last) if isinstance(result, bool) else result
+            yield span
+            count += 1
+            # The head of the next match may overlap this finding.
+            behind = span[0] if self.form.head else span[1]
+            at = max(start + 1, subject.bytes_at(behind))
+
+    def _in_context(self, text: str, start: int) -> bool:
+        """Return whether a context word stands before `start`; True for forms that need none."""
+        if self._context is None:
+            return True
+        first = max(0, start - self.spec.context_chars)
+        return self._context.search(text, first, start) is not None
+
+
+def _next_word(data: bytes, start: int) -> int:
+    """Return where the search goes on behind a refused match: a number may begin inside what looked like one."""
+    word = _WORD.match(data, start)
+    return word.end() if word else start + 1
+
+
+def _hint_of(spec: RuleSpec, form: Form) -> str:
+    """Return a pattern that occurs in every text with a match.
+
+    A context word is rarer than digits, and cheaper to search.
+    """
+    if form.in_context and not form.hint:
+        return "(?i)" + "|".join(map(re.escape, spec.context))
+    return form.hint or form.pattern
+
+
+def _context_of(spec: RuleSpec) -> re.Pattern[str]:
+    """Compile the context words: plain words only, so the standard library's engine is linear here."""
+    words = "|".join(re.escape(word) for word in spec.context)
+    return re.compile(rf"(?<![^\W_])(?:{words})", re.IGNORECASE)
+
+
+def findings_of(subject: Subject, occurring: Iterable[CompiledForm]) -> list[Finding]:
+    """Return the findings of the forms that occur in `subject`, unordered and with overlaps."""
+    plain: list[Finding] = []
+    indicators: list[Indicator] = []
+    for form in occurring:
+        rule, weight = form.spec.id, form.form.weight
+        spans = form.findings(subject)
+        if weight:
+            indicators.extend(
+                Indicator(rule, *span, weight_at(subject.text, span[0], weight)) for span in spans
+            )
+        else:
+            plain.extend(Finding(rule, *span, form.spec.severity) for span in spans)
+    return [*plain, *judge(indicators)] if indicators else plain
 
 
 _ALWAYS: Final = r"\A"
@@ -135,7 +231,7 @@ class RuleSet:
             if severity >= Severity.MEDIUM
         ]
         # Decoding stops here, or a caller could nest payloads without end.
-        if is_nested(subject):
+        if is_nested(subject.data):
             findings.append(Finding("injection.encoded.nested", *span, Severity.MEDIUM))
         return findings
 
@@ -144,11 +240,12 @@ class RuleSet:
         if len(subject.text) > RUN_CHARS_MAX:
             for span in repetitions(subject.text):
                 yield Finding("limit.repetition", *span, Severity.MEDIUM)
-        for payload in payloads_of(subject) if ANY_RUN.search(subject.data) else ():
+        for payload in payloads_of(subject.data) if ANY_RUN.search(subject.data) else ():
+            span = subject.chars(payload.start), subject.chars(payload.end)
             if payload.text:
-                yield from self.scan_hidden(payload.text, payload.encoding, payload.span)
+                yield from self.scan_hidden(payload.text, payload.encoding, span)
             if payload.is_cut:
-                yield Finding("limit.encoded", *payload.span, Severity.MEDIUM)
+                yield Finding("limit.encoded", *span, Severity.MEDIUM)
         # Rot13 has no runs to look for: injections that show when the whole text is turned.
         turned = subject.data.translate(ROT13)
         scored = [form for form in self._occurring(turned) if form.form.weight]
@@ -164,3 +261,45 @@ class RuleSet:
         if indexes is None:
             return self._forms
         return [self._forms[index] for index in sorted(indexes) if index < len(self._forms)]
+
+
+def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that remain, ordered by place."""
+    groups: dict[str, list[Finding]] = {"limit": [], "injection": [], "content": []}
+    for finding in findings:
+        family = finding.rule.split(".", 1)[0]
+        groups[family if family in groups else "content"].append(finding)
+    standing = [
+        *groups["limit"],
+        *_winners(text, groups["injection"]),
+        *_winners(text, groups["content"]),
+    ]
+    return sorted(standing, key=BY_PLACE)
+
+
+def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
+    if len(findings) < 2:
+        yield from findings
+        return
+    covered = bytearray(len(text))
+    for finding in sorted(findings, key=_rank):
+        # Of the rest of a loser, punctuation alone tells nothing.
+        for start, end in _uncovered(covered, finding.start, finding.end):
+            whole = (start, end) == (finding.start, finding.end)
+            if whole or any(char.isalnum() for char in text[start:end]):
+                covered[start:end] = b"\1" * (end - start)
+                yield Finding(finding.rule, start, end, finding.severity)
+
+
+def _rank(finding: Finding) -> tuple[int, int, int, str]:
+    """Order findings by severity, then length, then place, then rule."""
+    return -finding.severity, finding.start - finding.end, finding.start, finding.rule
+
+
+def _uncovered(covered: bytearray, start: int, end: int) -> Iterator[Span]:
+    """Yield the parts of a span that no other finding covers."""
+    while (start := covered.find(0, start, end)) >= 0:
+        stop = covered.find(1, start, end)
+        stop = end if stop < 0 else stop
+        yield start, stop
+        start = stop

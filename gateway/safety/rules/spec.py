@@ -35,7 +35,7 @@ class Form:
     in_context: bool = False
     """Whether it counts only behind one of the rule's context words."""
     weight: int = 0
-    """Strength as an indicator, see `gateway.safety.rules.scanner`; 0: the rule is not scored."""
+    """Strength as an indicator, see `gateway.safety.rules.indicators`; 0: the rule is not scored."""
     hint: str = ""
     """A cheaper pattern that matches inside every match of `pattern`; empty: the pattern itself."""
     head: str = ""

@@ -401,6 +401,11 @@ VALIDATORS: Final[Mapping[str, Validator]] = {
 COSTLY: Final = frozenset({"phone_international", "phone_national"})
 """Validators that take a good part of a millisecond for one match."""
 
+TAKES_WHOLE: Final = frozenset({"foreign_image"})
+"""Validators whose verdict is about the whole match: the search goes on behind what they refuse. Their patterns have no
+bound, so a search of the rest of each match would take quadratic time.
+"""
+
 _FOR_THEIR_PATTERN: Final = frozenset({
     "", "assignment", "azure_client_secret", "connection_string", "de_id_card", "foreign_image", "jwt", "mac",
     "phone_national", "private_key", "telegram_bot",

@@ -72,11 +72,6 @@ NOT_PLAIN_ASCII: Final = re.compile(f"[{_ASCII_CONTROLS}{''.join(map(re.escape, 
 """Characters of ASCII that normalization may change; other texts of ASCII stay as they are."""
 
 
-def is_plain(text: str) -> bool:
-    """Return whether `text` is plain ASCII, which normalization leaves alone."""
-    return text.isascii() and NOT_PLAIN_ASCII.search(text) is None
-
-
 def normalize(text: str) -> EditedText:
     """Return the model's view of `text`. Never raises: lone surrogates become U+FFFD.
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.safety import patterns
 from gateway.safety.findings import Finding
-from gateway.safety.rules import payloads, scanner
+from gateway.safety.rules import payloads, ruleset
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleMatch, default_rules
 
@@ -36,7 +36,7 @@ class CountedRules:
     def __init__(self, specs: Any) -> None:
         self._work = Work()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scanner, "compiled", self._counted)
+            patch.setattr(ruleset, "compiled", self._counted)
             self._rules = RuleSet(specs)
 
     def scan(self, text: str) -> tuple[list[Finding], Work]:

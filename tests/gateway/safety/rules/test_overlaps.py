@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Finding, Severity
+from gateway.safety.rules.indicators import NEAR_CHARS, Indicator, judge, weight_at
 from gateway.safety.rules.ruleset import resolved
-from gateway.safety.rules.scanner import NEAR_CHARS, Indicator, judge, weight_at
 
 TEXT = "x" * 100
 

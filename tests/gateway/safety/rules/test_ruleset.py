@@ -3,18 +3,21 @@
 import random
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.findings import Finding, Severity
+from gateway.safety.findings import ActionTable, Finding, Severity
+from gateway.safety.output.filter import IMAGE, answer_rules
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import Form, RuleSpec, default_rules
+from gateway.safety.settings import OutputSettings
 from tests.gateway.safety.rules import benign
 from tests.gateway.safety.rules.attacks import ATTACKS
 from tests.gateway.safety.rules.corpus import sentences
-from tests.gateway.safety.rules.counting import counted_rules, shipped_rules
+from tests.gateway.safety.rules.counting import CountedRules, counted_rules, shipped_rules
 from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
 
 
@@ -163,6 +166,27 @@ def test_hostile_text_costs_work_in_proportion_to_its_length(unit: str) -> None:
     assert large.candidates <= total
     assert large.chars_read <= total + 16_384
     assert large.bytes_decoded <= 33_000
+
+
+@pytest.mark.parametrize("opening", ["<img ", "![a](//ok.example/", "![a](https://ok.example/ "])
+def test_allowed_images_inside_each_other_are_searched_once(opening: str) -> None:
+    settings = OutputSettings(image_hosts=("ok.example",))
+    rules = CountedRules(answer_rules(settings, ActionTable()))
+    for ending in ("//ok.example >", "//ok.example/)"):
+        findings, work = rules.scan(opening * 2_000 + ending)
+        assert IMAGE not in {finding.rule for finding in findings}
+        assert work.candidates <= 2
+    findings, _ = rules.scan(opening * 2_000 + "//evil.example >)")
+    assert IMAGE in {finding.rule for finding in findings}
+
+
+def test_numbers_without_a_context_word_are_not_searched() -> None:
+    spec = next(spec for spec in default_rules() if spec.id == "pii.phone_national")
+    forms = tuple(form for form in spec.forms if form.in_context)
+    rules = CountedRules([replace(spec, forms=forms)])
+    numbers = "12 34-5678 9, " * 100
+    assert rules.scan(numbers)[1].candidates == 0
+    assert rules.scan(f"{numbers} call {numbers}")[1].candidates > 0
 
 
 @given(

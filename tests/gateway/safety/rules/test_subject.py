@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.rules.scanner import Subject
+from gateway.safety.rules.ruleset import Subject
 
 ANY = st.text(alphabet=st.characters(), max_size=3000)
 
