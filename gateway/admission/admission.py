@@ -31,9 +31,8 @@ from gateway.admission.tenant_limits import TenantLimits
 from gateway.admission.text_prompts import decode
 from gateway.admission.turns import LoopTurns, TextThreads
 from gateway.models.catalog import ServedModel
-from gateway.routing.budget import price_of
 from gateway.routing.features import Features
-from gateway.routing.router import Plan, RoutingState
+from gateway.routing.router import Plan, RoutingState, price_of
 from gateway.safety.findings import move_labels
 from gateway.safety.guards.checks import Check, Decided
 from gateway.safety.inspector import TOO_LONG, EntityResults, RequestInspection
@@ -107,7 +106,6 @@ class Admission:
             context.is_limited = context.policies.has_limits or bool(request.caller.key_id)
             if context.is_limited and (settle := self.limits.enter(request.caller)):
                 context.settles.append(settle)
-            self.limits.spending.reserve(request.tenant, context, 0.0)
             with self.releasing(context):
                 await self._decide(context)
 
@@ -130,9 +128,9 @@ class Admission:
             used: Tokens that it has used.
             refusal: The error that ended it before a batcher had it.
         """
-        if self.limits.spending.release(context.tenant, context):
-            for settle in context.settles:
-                settle(used, refusal)
+        self.limits.spending.release(context.tenant, context)
+        while context.settles:
+            context.settles.pop(0)(used, refusal)
 
     async def count(self, context: RequestContext) -> tuple[int, ServedModel]:
         """Return the tokens of a prompt, and the model whose tokenizer counted them: the named or the router's."""
@@ -178,6 +176,10 @@ class Admission:
             await self._route(context, contexts)
             span = log.step(names.SPAN_TOKENIZE)
             is_prepared = await self.preparation.prepare_all(context, contexts)
+            if (
+                not is_prepared
+            ):  # its own estimate must not spend the budget that the next route asks for
+                self.limits.spending.release(context.tenant, context)
         if log.recorded:
             tokens = sum(len(prompt.prompt_token_ids) for prompt in context.prompts)
             span.set_attribute(names.INPUT_TOKENS, tokens)
@@ -192,11 +194,16 @@ class Admission:
             tokens, answer_tokens = len(prompt.prompt_token_ids), prompt.sampling.max_tokens
             cost += price_of(prompt.model.settings, tokens, answer_tokens)
             total += tokens + answer_tokens
-        self.limits.spending.reserve(context.tenant, context, cost)
+        self._reserve_cost(context, cost)
         if context.is_limited:
             model, payer = sent[0].model.name, context.request.caller
             if settle := self.limits.reserve(payer, model, total):
                 context.settles.append(settle)
+
+    def _reserve_cost(self, context: RequestContext, cost: float) -> None:
+        """Reserve what a request may cost; nothing for models without prices."""
+        if cost > 0:
+            self.limits.spending.reserve(context.tenant, context, cost)
 
     # Inspection.
 
@@ -261,15 +268,13 @@ class Admission:
         """Set the plan of a request, and what the longest answer may cost in its reservation."""
         request, policies, log = context.request, context.policies, context.log
         log.step(names.SPAN_ROUTE)
-        # Its own estimate must not spend the budget it asks for.
-        self.limits.spending.reserve(context.tenant, context, 0.0)
         plan = context.plan = await self._plan(context, contexts)
         log.routed(plan)
         cost = plan.route.candidates[0].cost
         if context.to_prompts is None and not request.sampling.max_tokens:
             model = policies.catalog[plan.model]
             cost += price_of(model.settings, 0, model.max_answer_tokens)
-        self.limits.spending.reserve(context.tenant, context, cost)
+        self._reserve_cost(context, cost)
         if contexts is None:  # the policy may want another model than the one that can do the work
             governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY and plan.model != request.model
             if governed and request.model is not None:

@@ -6,7 +6,7 @@ from typing import Final
 from gateway.admission.request_context import Call
 from gateway.api.generate import Generator
 from gateway.models.catalog import Catalog
-from gateway.routing.budget import price_of
+from gateway.routing.router import price_of
 from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb

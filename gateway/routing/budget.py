@@ -9,8 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from sluice.settings.models import ModelSettings
-
 MINUTE_S: Final = 60.0
 """Length of the periods of hourly budgets, in seconds."""
 HOUR_PERIODS: Final = 60
@@ -26,11 +24,6 @@ _OWN: Final = ""
 
 Costs = Mapping[str, float]
 """Cost by tenant, in the currency of the prices."""
-
-
-def price_of(model: ModelSettings, prompt_tokens: float, answer_tokens: float) -> float:
-    """Return the cost of a prompt and its answer, in the currency of the prices."""
-    return (prompt_tokens * model.prompt_price + answer_tokens * model.answer_price) / 1e6
 
 
 class RemoteTotals:
@@ -91,13 +84,11 @@ class Spending:
         """Reserve the highest possible cost of a running request, in place of what was reserved for it before."""
         self._running[tenant][request] = cost
 
-    def release(self, tenant: str, request: object) -> bool:
-        """End what is reserved for a request; return whether anything was."""
+    def release(self, tenant: str, request: object) -> None:
+        """End what is reserved for a request, if anything is."""
         own = self._running.get(tenant, {})
-        is_reserved = own.pop(request, None) is not None
-        if is_reserved and not own:
+        if own.pop(request, None) is not None and not own:
             del self._running[tenant]
-        return is_reserved
 
     @property
     def reserved(self) -> dict[str, float]:

@@ -28,7 +28,6 @@ import numpy as np
 import re2
 from numpy.typing import NDArray
 
-from gateway.routing.budget import price_of
 from gateway.routing.features import Features
 from gateway.routing.learned.model import HeadKey, LearnedHead, policy_key
 from sluice.errors import SettingsError
@@ -58,6 +57,11 @@ the event loop.
 """
 _PATTERNS_CACHED: Final = 1024
 """Sets of patterns that stay compiled."""
+
+
+def price_of(model: ModelSettings, prompt_tokens: float, answer_tokens: float) -> float:
+    """Return the cost of a prompt and its answer, in the currency of the prices."""
+    return (prompt_tokens * model.prompt_price + answer_tokens * model.answer_price) / 1e6
 
 
 @dataclass

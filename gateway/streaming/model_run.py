@@ -19,7 +19,7 @@ from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gateway.routing.budget import price_of
+from gateway.routing.router import price_of
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.transcript import Transcript

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from opentelemetry.trace import SpanContext
 
-from gateway.routing.budget import price_of
+from gateway.routing.router import price_of
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.model_run import ModelRun, finish_reason_of
 from gateway.telemetry.request_log import RequestLog

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.records.store import RecordStore
-from gateway.routing.budget import price_of
+from gateway.routing.router import price_of
 from gateway.safety.findings import Action
 from gateway.safety.guards.checks import PASSED, Decided, outcome_of
 from gateway.safety.guards.families import GuardFailure

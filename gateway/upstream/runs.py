@@ -18,7 +18,7 @@ from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import ContextFit, Preparation
 from gateway.admission.request_context import PreparedPrompt, RequestContext, fail_with
 from gateway.admission.tenant_limits import TenantLimits
-from gateway.routing.budget import price_of
+from gateway.routing.router import price_of
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun, ResultCollector
 from gateway.streaming.registry import Registry

@@ -1,11 +1,16 @@
 """Tenants, workloads and overload, over the wire."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gateway.admission.admission import Admission
+from gateway.admission.tenant_limits import TenantLimits
 from sluice.errors import Overloaded
 from sluice.internal.v1.control_pb2 import ClassReport
+from sluice.settings import Settings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2 import CountTokensRequest
 from sluice.v1.safety_pb2 import CheckTextRequest
@@ -81,3 +86,13 @@ async def test_a_degraded_answer_says_so(wire: Wire, nats_url: str) -> None:
     assert (started.model, started.route.tier, started.route.degraded) == ("small", "small", True)
     assert "s expected of large (" in started.route.reason
     assert "retry" not in started.route.reason
+
+
+def test_a_second_release_has_no_effect() -> None:
+    unused: Any = None
+    limits, settled = TenantLimits(Settings, lambda: 0.0), list[float]()
+    admission = Admission(unused, unused, unused, limits, unused, unused, unused)
+    context: Any = SimpleNamespace(tenant="acme", settles=[lambda used, _: settled.append(used)])
+    for used in (5, 7):
+        admission.release(context, used)
+    assert settled == [5]

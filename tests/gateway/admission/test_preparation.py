@@ -84,3 +84,21 @@ async def test_a_named_dear_model_waits_for_its_budget(nats_url: str, model_fold
             assert (await error_of(wire.stub.Generate(request)))[1].reason == "BUDGET_SPENT"
         assert (await served(wire, "short", text="hello", model="")).model == "short"
         assert (await served(wire, "large", text=LONG, model="")).model == "large"
+
+
+async def test_an_estimate_does_not_spend_the_budget_of_the_next_route(
+    nats_url: str, model_folder: Path
+) -> None:
+    short = ModelSettings(
+        name="short", tier="s", path=str(model_folder), context_tokens=64, prompt_price=1e6
+    )
+    async with open_wire(
+        nats_url,
+        model_folder,
+        routing={"default": "short", "budgets": [{"per_hour": 10.0, "model": "large"}]},
+        more_models=[short],
+    ) as wire:
+        # By its characters it fits, by its tokens it does not: it is routed twice.
+        started = await served(wire, "large", text=LONG, model="")
+        assert "the context of short has no room" in started.route.reason
+        assert started.route.strategy == pb.ROUTE_STRATEGY_RULES
