@@ -1,6 +1,7 @@
 """The models of a configuration: tokenizers, templates and limits, read from folders in Hugging Face layout."""
 
 import hashlib
+import re
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -55,6 +56,7 @@ _NO_VERSION: Final = {
 """Settings that no answer depends on."""
 SETTLED_S: Final = 2.0
 """Least age of a change before the hash of the file is cached, in seconds."""
+_HUB_BLOB: Final = re.compile(r"/models--[^/]+/blobs/[0-9a-f]{64}$")
 _TEMPLATES: Final = "additional_chat_templates"
 """Folder of the templates beside chat_template.jinja, each called by its name."""
 _NAMED_TEMPLATES: Final = TypeAdapter(list[dict[Literal["name", "template"], str]] | dict[str, str])
@@ -339,6 +341,8 @@ def content_hash(file: Path, now: float) -> str:
     clock: its hash is not cached.
     """
     real = file.resolve()
+    if _HUB_BLOB.search(str(real)):
+        return real.name  # in the hub's cache a large file is called by its SHA-256
     status = real.stat()
     hashed = cached_hash if now - status.st_ctime >= SETTLED_S else hash_file
     return hashed(real, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)

@@ -51,7 +51,8 @@ class PromptAnswers:
         self._call = call
         self._write_lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(RUNNING_MAX)
-        self._echo = body.get("echo") or False
+        echo = body.get("echo")
+        self._echo = False if echo is None else echo
         check_kind("echo", self._echo, bool)
         fields = {name: value for name, value in body.items() if name != "echo"}
         self._requests = list[pb.GenerateRequest]()
@@ -60,10 +61,13 @@ class PromptAnswers:
             self._requests.append(request)
         # All requests have the same options, so the first one is checked.
         first = self._requests[0]
-        scored = first.sampling.HasField("logprobs")
-        if self._echo and scored and first.model in ("", AUTO):
+        scored = self._echo and first.sampling.HasField("logprobs")
+        if scored and first.model in ("", AUTO):
             raise BadField("model: is required with echo and logprobs; name one model")
-        if self._echo and not scored and _is_prompt_alone(first):
+        is_special = (
+            self._echo or len(self._requests) > 1
+        )  # validation refuses one plain prompt itself
+        if is_special and not scored and _is_prompt_alone(first):
             raise BadField("max_tokens: is 0; send at least 1, or echo with logprobs")
         streams = self.with_usage is not None
         for position, request in enumerate(self._requests):

@@ -199,9 +199,9 @@ class Peers:
         heartbeat = _unpacked(GatewayHeartbeat, message)
         if heartbeat is None:
             return
-        # Sent by `sluice keys`, which waits until every gateway knows a new or revoked key.
         if heartbeat.refreshes_keys:
-            self._replying.spawn(self._reply_keys(message.reply))
+            # Sent by `sluice keys`, which waits until every gateway knows a new or revoked key.
+            self._replying.spawn(self._refresh_and_confirm(message.reply))
             return
         if heartbeat.gateway == self.gateway_id or not is_token(heartbeat.gateway):
             return
@@ -219,8 +219,12 @@ class Peers:
             # A task, because some replies take seconds and others must not wait for them.
             self._replying.spawn(self._reply(query, message.reply))
 
-    async def _reply_keys(self, reply_to: str) -> None:
-        """Reply once the API keys are read again; the sender notices who stays silent."""
+    async def _refresh_and_confirm(self, reply_to: str) -> None:
+        """Read the API keys again, then confirm it with a heartbeat.
+
+        Without one the sender (`sluice.wire.key_changes`) reports this gateway, which it knows from the `peers` of the
+        others.
+        """
         assert self._refresh_keys is not None, "started"
         try:
             await self._refresh_keys()

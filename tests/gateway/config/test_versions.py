@@ -81,6 +81,15 @@ def test_a_large_file_is_read_once_unless_it_changes(folder: Path) -> None:
     assert models.cached_hash.cache_info().misses == 2
 
 
+def test_a_file_of_the_hub_is_called_by_its_hash(tmp_path: Path) -> None:
+    blob = tmp_path / "models--a--b" / "blobs" / ("0" * 63 + "1")
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(bytes(10))
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(blob)
+    assert content_hash(link, LATER) == blob.name
+
+
 def test_the_modules_of_an_embedding_model_count(tmp_path: Path) -> None:
     folder = add_modules(write_model(tmp_path / "m"), {"pooling_mode": "mean"}, dense=4)
     before = version(folder, engine="embedding")

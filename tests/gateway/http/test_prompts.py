@@ -84,7 +84,9 @@ REFUSED: Final[list[tuple[Any, dict[str, Any], str, str]]] = [
     ("a", {"model": "auto", "echo": True, "logprobs": 1}, "model", "is required"),
     ("a", {"max_tokens": 0}, "max_tokens", "must be in [1"),
     ("a", {"max_tokens": 0, "echo": True}, "max_tokens", "echo with logprobs"),
+    (["a", "b"], {"max_tokens": 0}, "max_tokens", "echo with logprobs"),
     ("a", {"echo": "yes"}, "echo", "true or false"),
+    ("a", {"echo": ""}, "echo", "true or false"),
     ("hello", {"echo": True, "logprobs": 21}, "logprobs", "[0, 20]"),
 ]
 
