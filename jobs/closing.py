@@ -54,6 +54,8 @@ class FollowUps:
         self._process = process
         self._owner_left: dict[str, asyncio.Event] = {}
         """By job that is being closed: set once the process that ran it has left it."""
+        self._notifying: set[str] = set()
+        """Jobs whose event is being sent here, however long it waits for its turn."""
         self._tasks = BackgroundTasks()
 
     def on_record(self, record: JobRecord) -> None:
@@ -65,30 +67,40 @@ class FollowUps:
                 self._tasks.spawn(self._close(job.id))
             if not job.runner:
                 self._owner_left[job.id].set()
-        elif webhooks.pending(record) is not None:
-            store, post = self._process.store, self._process.outside.post
-            self._tasks.spawn(webhooks.notify(store, job.id, post))
+        elif job.id not in self._notifying and webhooks.pending(record) is not None:
+            self._notifying.add(job.id)
+            self._tasks.spawn(self._notify(job.id))
 
     async def close(self) -> None:
         """Leave the jobs to other processes, undelivered events after `webhooks.NOTIFY_MS`."""
         await self._tasks.close()
 
     async def _close(self, job: str) -> None:
-        store = self._process.store
         try:
             await wait_for_event(self._owner_left[job], LEAVE_S)
-            with suppress(_ClaimedElsewhere, JobUnknown):
-                await close_job(self._process, await store.change(job, _claim))
-            return
-        except (SluiceError, Fenced) as error:
-            logger.warning("closing job %s was delayed: %s", job, error)
-            await asyncio.sleep(RETRY_S)
+            while not await self._try_close(job):
+                await asyncio.sleep(RETRY_S)
+                # Give up the claim, so that the next try, of any process, need not wait for its end.
+                with suppress(SluiceError):
+                    await self._process.store.change(job, _release)
         finally:
             del self._owner_left[job]
-        # Give up the claim: every process hears of the change and tries again. Without it the next
-        # scan of the records does.
-        with suppress(SluiceError):
-            await store.change(job, _release)
+
+    async def _try_close(self, job: str) -> bool:
+        """Close a job unless another process does; return whether nothing is left to do."""
+        try:
+            with suppress(_ClaimedElsewhere, JobUnknown):
+                await close_job(self._process, await self._process.store.change(job, _claim))
+        except (SluiceError, Fenced) as error:
+            logger.warning("closing job %s was delayed: %s", job, error)
+            return False
+        return True
+
+    async def _notify(self, job: str) -> None:
+        try:
+            await webhooks.notify(self._process.store, job, self._process.outside.post)
+        finally:
+            self._notifying.discard(job)
 
 
 def _claim(record: JobRecord) -> None:
@@ -160,9 +172,11 @@ async def _items(process: JobProcess, record: JobRecord, first: int) -> AsyncGen
 
 def _unfinished_result(item: Item, error: JobItemError) -> JobResult:
     """Return the outcome of an item that has none in the log; an answer would be of the stage before."""
-    outcome = item.outcome
-    if outcome is None or outcome.HasField("answer"):
-        outcome = JobResult(error=error)
+    outcome = JobResult()
+    if item.outcome is not None:
+        outcome.CopyFrom(item.outcome)
+    if not outcome.HasField("error"):
+        outcome.error.CopyFrom(error)
     return result_of(item, outcome)
 
 

@@ -52,6 +52,14 @@ class OrderedLog:
                 self._next_place = position + 1
                 yield self._early.pop(position)
 
+    async def unordered(self) -> AsyncIterator[ItemOutcome]:
+        """Yield all outcomes in the order in which they were written, one segment in memory at a time."""
+        sequence = FIRST
+        while (entry := await self._store.segment_at(*self._attempt, sequence)) is not None:
+            segment, sequence = entry[0], entry[1] + 1
+            for outcome in segment.outcomes:
+                yield outcome
+
     async def _start(self) -> int:
         """Return a sequence at or before the first segment that may have the first position (bisection)."""
         low, last = FIRST, self._next_place - SPAN_MAX - BLOCK

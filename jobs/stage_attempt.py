@@ -20,7 +20,7 @@ from jobs.core.work import JobWork
 from jobs.gateways import ItemCalls, error_in
 from jobs.items import Item
 from jobs.process import JobProcess, JobStopped, model_removed
-from jobs.results import merge_attempts
+from jobs.results import OrderedLog
 from jobs.sources import Block, result_of
 from jobs.stage_log import BAD_LINES, StageLog
 from sluice.background import wait_for_event
@@ -246,11 +246,11 @@ class StageAttempt:
         if self.record.job.spec.dedupe.disabled or self.stage:
             return
         for record in jobs:
-            async for outcome in merge_attempts(
-                self.process.store, record.job.id, 0, record.attempt
-            ):
-                if outcome.input_hash and outcome.result.HasField("answer"):
-                    self.cache.put(outcome.input_hash, outcome.result.answer)
+            for attempt in range(record.attempt + 1):
+                log = OrderedLog(self.process.store, record.job.id, 0, attempt)
+                async for outcome in log.unordered():
+                    if outcome.input_hash and outcome.result.HasField("answer"):
+                        self.cache.put(outcome.input_hash, outcome.result.answer)
 
     # Sending.
 

@@ -36,6 +36,8 @@ class JobWork:
         self.use.CopyFrom(before)
         self._spans: dict[str, deque[tuple[float, float]]] = {}
         """Disjoint intervals in which each worker computed items, by time."""
+        self._first: dict[str, float] = {}
+        """Start of the first item of each worker."""
 
     def add(self, work: Iterable[ItemWork], now: float) -> None:
         """Count the work of an item that ended at `now`."""
@@ -49,8 +51,9 @@ class JobWork:
         spans = self._spans.setdefault(worker, deque(maxlen=SPANS_MAX))
         if len(spans) == SPANS_MAX:
             begin = max(begin, spans[0][1])
-        first, last = (spans[0][0], spans[-1][1]) if spans else (begin, begin)
-        self.use.worker_s += end - last + max(0.0, first - begin)
+        first, last = self._first.get(worker, begin), spans[-1][1] if spans else begin
+        self._first[worker] = min(first, begin)
+        self.use.worker_s += end - last + first - self._first[worker]
         self.use.busy_s += end - begin
         # Merge with earlier intervals that overlap, so that no second counts twice.
         while spans and spans[-1][1] >= begin:

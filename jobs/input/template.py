@@ -9,15 +9,18 @@ from sluice.errors import InvalidRequest
 from sluice.openai.fields import BadField
 
 PROMPT_CHARS_MAX: Final = 1 << 20
-"""Longest prompt: the default message limit of a gateway (`gateway.max_message_bytes`)."""
+"""Most characters of a prompt: a character is at least one byte, and no gateway with the default
+`gateway.max_message_bytes` takes more.
+"""
 _HINT: Final = "write a column as {name}, and a literal brace as {{ or }}"
 
 
 class Template:
     """Makes the prompt of a row: `"Summarize: {text}"`.
 
-    Only names stand in braces: no attributes, indexes, conversions or format specifications, so a
-    template can only reach the cells of its row.
+    What stands in braces is looked up whole as the name of a column, `a.b` too; it is never
+    evaluated. Conversions and format specifications are refused, so a prompt has only what is in the
+    cells of its row.
 
     Raises:
         InvalidRequest: the text is no template.
@@ -30,7 +33,7 @@ class Template:
             raise InvalidRequest.of(
                 "template", f"{text[:200]!r}: unbalanced brace; {_HINT}"
             ) from error
-        # Anything but a plain name could reach attributes of a value, or format it to any length.
+        # A format specification could make a prompt of any length.
         for _, name, spec, conversion in self._parts:
             if name == "" or spec or conversion:
                 raise InvalidRequest.of("template", f"{text!r}: {_HINT}")

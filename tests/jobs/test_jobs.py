@@ -218,6 +218,13 @@ def test_which_inputs_are_identical(sampling: dict[str, float], shared: bool) ->
     assert (other != first) == shared
 
 
+def test_hashes_of_inputs_stay_the_same() -> None:
+    """Logs of earlier jobs have them."""
+    request = inference_pb2.GenerateRequest(prompt="hello")
+    assert input_hash(request).hex().startswith("eabaaab1f986")
+    assert input_hash(inference_pb2.EmbedRequest(texts=["hello"])) != input_hash(request)
+
+
 async def test_a_job_with_the_key_of_a_deleted_one_has_other_items(
     processes: Processes, gateway: GatewayDouble
 ) -> None:

@@ -304,6 +304,25 @@ async def test_which_answers_are_loaded_for_later_items(
         assert [one for one in (b"h", b"dead", b"") if cache.get(one) is not None] == known
 
 
+async def test_answers_behind_a_gap_are_loaded_segment_by_segment(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await world.loaded()
+    for position in (1, 2):
+        respond(first, entry(position, input_hash=bytes([position])), answered())
+        await first.flush()
+    steps, read = list[str](), world.store.segment_at
+
+    async def reading(*place: Any) -> Any:
+        steps.append("segment")
+        return await read(*place)
+
+    monkeypatch.setattr(world.store, "segment_at", reading)
+    monkeypatch.setattr(world.cache, "put", lambda *_: steps.append("answer"))
+    await world.attempt().load_answers([world.record()])
+    assert steps == ["segment"] + ["segment", "answer"] * 2 + ["segment"]
+
+
 async def test_error_of_a_loop_ends_the_attempt_and_keeps_outcomes(
     world: World, gateway: GatewayDouble
 ) -> None:

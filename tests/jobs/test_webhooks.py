@@ -5,15 +5,20 @@ import base64
 import hashlib
 import hmac
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from jobs import webhooks
+from jobs.closing import FollowUps
 from jobs.outbound import Outbound
 from jobs.webhooks import Event, check, event_of, key_of, send
 from sluice.errors import InvalidRequest
+from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.v1 import jobs_pb2 as pb
 from tests.jobs.conftest import Receiver
+from tests.jobs.processes import BOUND_S
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 LOCAL = Outbound(["127.0.0.1"])
@@ -36,6 +41,32 @@ def test_the_signature_is_that_of_the_published_example() -> None:
 def test_a_secret_that_is_none_is_refused(secret: str) -> None:
     with pytest.raises(InvalidRequest, match="secret"):
         key_of(secret)
+
+
+async def test_a_process_sends_one_event_of_a_job_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where its turn comes after the time in which no other process may send it."""
+    begun, sent = list[str](), asyncio.Event()
+
+    async def notify(_: Any, job_id: str, __: Any) -> None:
+        begun.append(job_id)
+        await sent.wait()
+
+    monkeypatch.setattr(webhooks, "notify", notify)
+    process: Any = SimpleNamespace(store=None, outside=SimpleNamespace(post=None))
+    follow_ups, record = FollowUps(process), JobRecord(job=job())
+    record.job.spec.webhook.url = "https://example.org"
+    for _ in range(3):
+        follow_ups.on_record(record)
+        await asyncio.sleep(0)
+    assert begun == ["job-1"]
+    sent.set()
+    async with asyncio.timeout(BOUND_S):
+        while len(begun) < 2:
+            follow_ups.on_record(record)
+            await asyncio.sleep(0)
+    await follow_ups.close()
 
 
 def test_events_have_the_names_of_openai() -> None:

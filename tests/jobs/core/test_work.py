@@ -41,6 +41,12 @@ def test_busy_time_keeps_a_bounded_number_of_spans() -> None:
     assert use.busy_s >= SPANS_MAX
 
 
+def test_worker_time_reaches_from_first_begin_to_last_end() -> None:
+    gaps = [("w", 10.0 * at, 10.0 * at + 1) for at in range(SPANS_MAX + 16)]
+    end = gaps[-1][2]
+    assert use_of(*gaps, ("w", end - 20, end), ("w", 1, end + 1)).worker_s == end + 1
+
+
 def test_padding_is_that_of_the_batches_of_the_items() -> None:
     job = JobWork(MeshUse(batch_tokens=60))
     # A batch of two rows of 10 and 30 tokens: 60 cells, a third of them padding.
