@@ -18,6 +18,8 @@ from cli.trace_rules import TraceSpan
 
 WAIT_S: Final = 10.0
 """How long Jaeger may take to accept a connection, and to send more of its answer, in seconds."""
+BYTES_MAX: Final = 256 << 20
+"""Largest answer that is read, in bytes: a trace of a job may have many thousand spans."""
 _HEX: Final = re.compile(r"[0-9a-f]{1,32}")
 
 
@@ -69,20 +71,36 @@ class Jaeger:
     def _read(self, asked: str) -> list[JaegerTrace]:
         """Return the traces that are asked for, none where they are not found."""
         try:
-            with urlopen(f"{self._url}/api/traces{asked}", timeout=WAIT_S) as response:
-                return [_trace(trace) for trace in json.load(response)["data"] or ()]
-        except HTTPError as error:
-            is_json = error.headers.get_content_type() == "application/json"
-            if is_json and error.code == HTTPStatus.NOT_FOUND:
-                return []
-            reason, says = "NOT_JAEGER", f"HTTP {error.code}"
-            if is_json:
-                reason, says = "JAEGER", f"{says} {error.read().decode(errors='replace')}"
+            status, body = self._fetch(asked)
         except (OSError, HTTPException) as error:
-            reason, says = "UNREACHABLE", str(error) or type(error).__name__
+            raise self._failure("UNREACHABLE", str(error) or type(error).__name__) from error
+        if len(body) > BYTES_MAX:
+            message = (
+                f"the answer has more than {BYTES_MAX} bytes; ask for fewer traces with --limit"
+            )
+            raise CommandFailed("TOO_LARGE", message)
+        try:
+            answer = json.loads(body)
+            # Other servers say in JSON, too, that they have no such page; Jaeger does it without data.
+            traces = [_trace(trace) for trace in answer["data"] or ()]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason, says = "NOT_JAEGER", f"{type(error).__name__} {error}"
-        raise CommandFailed(
+            says = f"HTTP {status}, {type(error).__name__} {error}"
+            raise self._failure("NOT_JAEGER", says) from error
+        if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+            raise self._failure("JAEGER", f"HTTP {status} {answer.get('errors') or ''}".rstrip())
+        return traces
+
+    def _fetch(self, asked: str) -> tuple[int, bytes]:
+        """Return status and body of an answer, of an error too."""
+        try:
+            with urlopen(f"{self._url}/api/traces{asked}", timeout=WAIT_S) as response:
+                return response.status, response.read(BYTES_MAX + 1)
+        except HTTPError as error:
+            with error:
+                return error.code, error.read(BYTES_MAX + 1)
+
+    def _failure(self, reason: str, says: str) -> CommandFailed:
+        return CommandFailed(
             reason,
             f"{self._url} does not answer as Jaeger: {says}; name the query service with --jaeger (port 16686), and "
             "its base path if it has one",

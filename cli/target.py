@@ -11,7 +11,7 @@ from sluice.client import RetryPolicy
 from sluice.client.channel import ADDRESS_VARIABLE, API_KEY_VARIABLE, CA_VARIABLE
 from sluice.defaults import DEFAULT_ADDRESS
 from sluice.errors import SetupError
-from sluice.local_mesh import LocalMesh, running_mesh, state_root
+from sluice.local_mesh import LocalMesh, find_mesh, state_root
 
 FEW_TRIES: Final = RetryPolicy(start_tries=3, start_s=1.0)
 """Whoever is at a terminal hears within a second that no gateway answers."""
@@ -81,7 +81,7 @@ def target_of(address: str | None) -> GatewayTarget:
         state_dir: Path | None = state_root()
     except SetupError:
         state_dir = None
-    mesh = None if state_dir is None else running_mesh(state_dir)
+    mesh = None if state_dir is None else find_mesh(state_dir)
     chosen = address or (DEFAULT_ADDRESS if mesh is None else mesh.address)
     target = GatewayTarget(chosen, bool(address), mesh, state_dir)
     _last.set(target)

@@ -81,7 +81,7 @@ def is_locked(root: Path) -> bool:
     return False
 
 
-def running_mesh(root: Path) -> LocalMesh | None:
+def find_mesh(root: Path) -> LocalMesh | None:
     """Return the mesh that runs in `root`; None when none does, or its state cannot be read."""
     try:
         # The lock is tried last: it must be free for a supervisor that starts, which has no state yet.

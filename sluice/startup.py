@@ -20,8 +20,8 @@ from sluice.settings import Settings
 LOOPBACK: Final = "127.0.0.1"
 ENGINE_NICE: Final = "SLUICE_ENGINE_NICE"
 """The variable that tells a worker the CPU priority of its engine."""
-_CANDIDATES: Final = range(15_000, 32_768)
-"""Ports that servers may take: those of outgoing connections begin behind them, unless the kernel is set otherwise."""
+_LOWEST: Final = 15_000
+"""First port that servers may take; those of outgoing connections begin behind the last one."""
 _TRIES: Final = 200
 
 _PROBLEMS: Final[Mapping[int, str]] = {
@@ -73,10 +73,18 @@ def free_port(host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
     Raises:
         SetupError: every port tried is in use.
     """
-    for port in random.sample(_CANDIDATES, _TRIES):
+    candidates = range(_LOWEST, max(_ephemeral_start(), _LOWEST + 1_000))
+    for port in random.sample(candidates, _TRIES):
         if port not in taken and listen_problem(host, port) is None:
             return port
-    raise SetupError(f"no free port on {host} from {_CANDIDATES.start} to {_CANDIDATES.stop}")
+    raise SetupError(f"no free port on {host} from {candidates.start} to {candidates.stop}")
+
+
+def _ephemeral_start() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32_768
 
 
 def listen_problem(host: str, port: int) -> str | None:

@@ -1,8 +1,8 @@
 """One run of one program, awaited without polling.
 
 Rules:
-- Each child leads a session and process group of its own: a terminal's Ctrl-C reaches the supervisor alone, which then
-  stops its children in order.
+- Each child leads a process group of its own, in our session: a terminal's Ctrl-C reaches the supervisor alone,
+  which then stops its children in order.
 - What is left of children when the supervisor ends is killed by `orphans`.
 - The group is killed while its dead leader is not reaped yet: until then no other process can have that number.
 """
@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from sluice.errors import SetupError
+
 logger = logging.getLogger(__name__)
 
 LOG_MAX_BYTES: Final = 16 * 1024 * 1024
@@ -29,6 +31,7 @@ LOG_MAX_BYTES: Final = 16 * 1024 * 1024
 ROTATE_S: Final = 5.0
 """How often the size of a log is looked at, in seconds."""
 
+_KILLED_BOUND_S: Final = 10.0
 _LINES_READ: Final = 20
 _LINES_SHOWN: Final = 5
 _TAIL_CHARS: Final = 600
@@ -86,6 +89,9 @@ class Child:
         self._spec = spec
         self.ending = self.ended_by_parts = False
         self.exited: asyncio.Future[int] = self._loop.create_future()
+        if spec.log is not None and spec.log.exists():
+            # `keep_log_small` never sees the log of a process that ends at once, again and again.
+            _rotate(spec.log, LOG_MAX_BYTES)
         with nullcontext() if spec.log is None else spec.log.open("ab") as log:
             self.log_start = log.tell() if log is not None else 0
             self._process = subprocess.Popen(
@@ -161,6 +167,12 @@ def has_ended(pid: int, bound_s: float) -> bool:
         return bool(select.select([descriptor], [], [], bound_s)[0])
     finally:
         os.close(descriptor)
+
+
+def expect_end(pid: int, name: str) -> None:
+    """Wait for the end of a killed process; raise SetupError if it does not end."""
+    if not has_ended(pid, _KILLED_BOUND_S):
+        raise SetupError(f"{name} (pid {pid}) does not end, not even by SIGKILL")
 
 
 def _end_all(pids: Collection[int], bound_s: float) -> None:

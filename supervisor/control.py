@@ -1,10 +1,8 @@
 """Stops or reconfigures a running mesh from outside, by what its state directory says."""
 
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import chdir, suppress
+from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,8 +14,9 @@ from sluice.errors import SetupError
 from sluice.settings import Settings, load
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
 from supervisor.check import load_with_policies
-from supervisor.child import has_ended
+from supervisor.child import expect_end, has_ended
 from supervisor.control_socket import ask
+from supervisor.mesh import end_leftovers
 from supervisor.plan import changed, shm_prefix
 from supervisor.reload import RELOAD_S, Reloaded
 from supervisor.serve import settings_of
@@ -30,7 +29,6 @@ WAIT_TOLD_S: Final = 1.0
 """How long a stop is silent about what it waits for, seconds."""
 OnWait = Callable[[Sequence[str], float], None]
 """Takes the names of the processes that a stop waits for, and how long it still may, seconds."""
-_KILLED_BOUND_S: Final = 10.0
 _TAKEN: Final = frozenset[str]().union(*TAKEN_WHILE_RUNNING.values())
 _FIXED: Final = [name for name in Settings.model_fields if name not in _TAKEN]
 
@@ -61,7 +59,7 @@ def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -
         SetupError: a process does not end, or the supervisor belongs to another user.
     """
     begun, seen = time.monotonic(), state.read()
-    pid, killed, leftovers = None, False, 0
+    pid, killed = None, False
     if state.is_locked():
         if seen is None:
             raise SetupError(
@@ -73,12 +71,7 @@ def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -
         except psutil.AccessDenied:
             raise SetupError(f"the supervisor (pid {pid}) belongs to another user") from None
     last = state.read() or seen
-    for process in last.processes if last else ():
-        if process.pid is not None and process.alive:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-                leftovers += 1
-                _expect_end(process.pid, process.name)
+    leftovers = end_leftovers(last)
     remove_shared_memory(shm_prefix(state.root))
     state.forget()
     return Stopped(pid, killed, leftovers, time.monotonic() - begun)
@@ -92,7 +85,7 @@ def _end_supervisor(state: StateDir, seen: MeshState, on_wait: OnWait) -> bool:
         if await_end(seen.pid, seen.stop_s + STOP_MARGIN_S, state, on_wait):
             return False
         supervisor.kill()
-        _expect_end(seen.pid, "the supervisor")
+        expect_end(seen.pid, "the supervisor")
         return True
     except psutil.NoSuchProcess:
         return False
@@ -117,12 +110,6 @@ def await_end(
             on_wait(names, until - time.monotonic())
             reported = names
     return False
-
-
-def _expect_end(pid: int, name: str) -> None:
-    """Wait for the end of a killed process; raise SetupError if it does not end."""
-    if not has_ended(pid, _KILLED_BOUND_S):
-        raise SetupError(f"{name} (pid {pid}) does not end, not even by SIGKILL")
 
 
 def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:

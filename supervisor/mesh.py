@@ -7,11 +7,13 @@ reads as the start order, and backwards as the order of the stop: the gateway dr
 """
 
 import logging
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,7 @@ from sluice.errors import SetupError
 from sluice.settings import Settings
 from sluice.startup import is_loopback, reachable
 from sluice.tls import AUTHORITIES
+from supervisor.child import expect_end
 from supervisor.disk import check_room, nats_watcher
 from supervisor.health import REMOTE_S, wait_until_reachable, wait_until_serving
 from supervisor.model_processes import kill_when_stopped, triton_watcher
@@ -190,7 +193,8 @@ async def running_mesh(
 ) -> AsyncIterator[Mesh]:
     """Run a mesh that is ready when the block begins and stopped when it ends.
 
-    Without `state_dir` all files are in a temporary folder, which is kept for its logs when the start fails.
+    Without `state_dir` all files are in a temporary folder that is removed at the end; only after a failed start that
+    wrote logs it stays.
     Port 0 in `gateway.address` takes a free one.
 
     Raises:
@@ -200,6 +204,8 @@ async def running_mesh(
     with _state_root(state_dir) as root:
         state = StateDir(root)
         with state.lock():
+            # A mesh whose supervisor and reaper were killed together goes on; two would share its files.
+            end_leftovers(state.read())
             plan = make_plan(settings, state)
             if plan.nats is not None:
                 check_room(settings, plan.nats.store)
@@ -210,6 +216,22 @@ async def running_mesh(
             finally:
                 await mesh.stop()
                 state.forget()
+
+
+def end_leftovers(last: MeshState | None) -> int:
+    """Kill the processes that a supervisor left behind, by its last state; return how many.
+
+    Raises:
+        SetupError: a process does not end.
+    """
+    leftovers = 0
+    for process in last.processes if last else ():
+        if process.pid is not None and process.alive:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+                leftovers += 1
+                expect_end(process.pid, process.name)
+    return leftovers
 
 
 @contextmanager

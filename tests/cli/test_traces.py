@@ -222,6 +222,35 @@ async def test_what_is_no_jaeger_is_named(cli: Cli, body: bytes) -> None:
     assert "NOT_JAEGER" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (404, b'{"detail": "Not Found"}', "NOT_JAEGER"),
+        (500, b'{"data": null, "errors": [{"msg": "no storage"}]}', "no storage"),
+        (200, b" " * 1_000 + b'{"data": []}', "TOO_LARGE"),
+        (503, b"<html>" + b" " * 1_000, "TOO_LARGE"),
+    ],
+)
+async def test_answers_of_other_servers_are_no_missing_traces(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, reason: str
+) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr("cli.jaeger.BYTES_MAX", 900)
+    with served(Handler) as url:
+        ran = await cli("traces", "check", "--jaeger", url)
+    assert ran.code == 1
+    assert reason in ran.err
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://"])
 async def test_an_address_that_is_none_is_refused(cli: Cli, url: str) -> None:
     ran = await cli("traces", "check", "--jaeger", url)

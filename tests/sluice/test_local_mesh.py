@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import SetupError
-from sluice.local_mesh import is_locked, running_mesh, state_root
+from sluice.local_mesh import find_mesh, is_locked, state_root
 from supervisor.state import MeshState, StateDir
 
 STATE = MeshState(
@@ -21,32 +21,32 @@ STATE = MeshState(
 )
 
 
-def test_running_mesh_reads_what_a_supervisor_wrote(tmp_path: Path) -> None:
+def test_find_mesh_reads_what_a_supervisor_wrote(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     with state.lock():
-        assert running_mesh(tmp_path) is None
+        assert find_mesh(tmp_path) is None
         state.write(STATE)
         key = state.mesh_key()
-        found = running_mesh(tmp_path)
+        found = find_mesh(tmp_path)
     assert found is not None
     assert (found.root, found.pid) == (tmp_path, STATE.pid)
     assert (found.address, found.ca, found.api_key) == (STATE.address, STATE.ca, key)
 
 
-def test_running_mesh_ignores_the_state_of_a_dead_supervisor(tmp_path: Path) -> None:
+def test_find_mesh_ignores_the_state_of_a_dead_supervisor(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     with state.lock():
         state.write(STATE)
-    assert running_mesh(tmp_path) is None
-    assert running_mesh(tmp_path / "none") is None
+    assert find_mesh(tmp_path) is None
+    assert find_mesh(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"pid": 1})])
-def test_running_mesh_ignores_a_strange_state(tmp_path: Path, text: str) -> None:
+def test_find_mesh_ignores_a_strange_state(tmp_path: Path, text: str) -> None:
     state = StateDir(tmp_path)
     with state.lock():
         (tmp_path / "state.json").write_text(text)
-        assert running_mesh(tmp_path) is None
+        assert find_mesh(tmp_path) is None
 
 
 def test_a_look_at_the_lock_does_not_take_it(tmp_path: Path) -> None:

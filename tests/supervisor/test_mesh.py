@@ -158,7 +158,7 @@ async def test_a_process_that_cannot_start_is_named_with_its_log(
     shadow.mkdir()
     (shadow / "batcher.py").write_text("raise SystemExit('batcher: out of order')")
     monkeypatch.setenv("PYTHONPATH", str(shadow))
-    monkeypatch.setattr("sluice.startup.sysconfig.get_path", lambda name: _root())
+    monkeypatch.setattr("sluice.startup.sysconfig.get_path", lambda *_: _root())
     with pytest.raises(SetupError) as caught:
         async with running_mesh(echo_settings(), tmp_path / "state"):
             pass

@@ -2,6 +2,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import SetupError
-from supervisor.child import Child, ChildSpec, keep_log_small, log_tail
+from sluice.settings import Settings
+from supervisor.child import LOG_MAX_BYTES, Child, ChildSpec, keep_log_small, log_tail
+from supervisor.mesh import running_mesh
 from supervisor.orphans import OrphanReaper
+from supervisor.state import MeshState, ProcessState, StateDir
 from supervisor.supervisor import BACKOFF_MAX_S, BACKOFF_MIN_S, STEADY_S, Backoff, Supervisor
 
 BOUND_S = 60.0
@@ -326,6 +330,32 @@ async def test_cancelled_stop_still_ends_everything(tmp_path: Path, pipe: Path) 
     with pytest.raises(asyncio.CancelledError):
         await stopping
     assert not psutil.pid_exists(pid)
+
+
+async def test_a_process_that_ends_at_once_has_a_small_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(LOG_MAX_BYTES + 1)
+    child = Child(python("short", "print('again')", log))
+    assert await asyncio.wait_for(child.exited, BOUND_S) == 0
+    assert log.read_text() == "again\n"
+    assert log.with_name("log.1").stat().st_size == LOG_MAX_BYTES + 1
+
+
+async def test_a_mesh_ends_what_an_earlier_supervisor_left(tmp_path: Path) -> None:
+    left = Child(python("nats", SLEEPER, tmp_path / "log"))
+    state = StateDir(tmp_path)
+    process = ProcessState("nats", left.pid, left.started_unix_ms, 0, 4222, None)
+    state.write(MeshState(1, 4, True, 9.5, "127.0.0.1:1", None, "nats://127.0.0.1:2", (process,)))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        settings = Settings.model_validate({"gateway": {"address": address}})
+        with pytest.raises(SetupError, match="in use"):
+            async with running_mesh(settings, tmp_path):
+                pass
+    assert await asyncio.wait_for(left.exited, BOUND_S) == -signal.SIGKILL
 
 
 def test_log_tail(tmp_path: Path) -> None:
