@@ -77,8 +77,13 @@ class ConstraintCompiler:
         """
         key = (sampling.json_schema, sampling.regex, sampling.grammar)
         # Not locked: compiling takes long, and two threads that compile the same grammar do no harm.
-        grammar = self._compiled.get(key) or self._compile(sampling)
-        grammar.prepare()
+        try:
+            grammar = self._compiled.get(key)
+            grammar = grammar or CompiledGrammar(_text_of(sampling), self._tokenizer)
+            grammar.prepare()
+        except ConstraintInvalid as error:
+            message = f"cannot be enforced: {error}"
+            raise InvalidRequest.of(sampling.constraint_field, message) from error
         matcher = TokenMatcher(grammar, sampling.stop_token_ids)
         with self._lock:
             self._compiled[key] = grammar
@@ -97,17 +102,15 @@ class ConstraintCompiler:
     def _size_bytes(self) -> int:
         return sum(grammar.size_bytes for grammar in self._compiled.values())
 
-    def _compile(self, sampling: Sampling) -> "CompiledGrammar":
-        try:
-            if sampling.json_schema is not None:
-                return CompiledGrammar(json_grammar(sampling.json_schema), self._tokenizer)
-            if sampling.grammar is not None:
-                return CompiledGrammar(lark_grammar(sampling.grammar), self._tokenizer)
-            assert sampling.regex is not None, "a sequence without a constraint has no matcher"
-            return CompiledGrammar(regex_grammar(sampling.regex), self._tokenizer)
-        except ConstraintInvalid as error:
-            message = f"cannot be enforced: {error}"
-            raise InvalidRequest.of(sampling.constraint_field, message) from error
+
+def _text_of(sampling: Sampling) -> str:
+    """Return the constraint as text for llguidance; raise ConstraintInvalid if there is none for it."""
+    if sampling.json_schema is not None:
+        return json_grammar(sampling.json_schema)
+    if sampling.grammar is not None:
+        return lark_grammar(sampling.grammar)
+    assert sampling.regex is not None, "a sequence without a constraint has no matcher"
+    return regex_grammar(sampling.regex)
 
 
 class CompiledGrammar:

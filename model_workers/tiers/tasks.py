@@ -86,7 +86,7 @@ def extract_example(rng: Random) -> Example:
         *rng.sample(_distractors(rng), rng.randint(0, 2)),
     ]
     if rng.random() < 0.5:
-        mentions.append(_fill(rng, rng.choice(words.COMPLAINTS[rng.choice(words.LABELS)])))
+        mentions.append(_with_details(rng, rng.choice(words.COMPLAINTS[rng.choice(words.LABELS)])))
     rng.shuffle(mentions)
     ticket = _ticket(rng, mentions, rng.choice(words.NAMES))
     prompt = rng.choice(words.PROMPTS["extract"]).format(ticket)
@@ -116,14 +116,18 @@ def _ticket(rng: Random, sentences: list[str], name: str) -> str:
 
 
 def _story(rng: Random, label: str) -> list[str]:
-    story = [_fill(rng, rng.choice(words.COMPLAINTS[label]))]
+    story = [_with_details(rng, rng.choice(words.COMPLAINTS[label]))]
     if rng.random() < 0.5:
-        story.append(_fill(rng, rng.choice(words.ASIDES)))
+        story.append(_with_details(rng, rng.choice(words.ASIDES)))
         rng.shuffle(story)
     return story
 
 
-def _fill(rng: Random, sentence: str) -> str:
+def _with_details(rng: Random, sentence: str) -> str:
+    """Fill in two products, {p} and {q}, and a number, {d}.
+
+    Draws the same three values for every sentence: one draw more or less changes all examples that follow.
+    """
     product, other = rng.sample(words.PRODUCTS, 2)
     return sentence.format(p=product, q=other, d=rng.randint(2, 19))
 

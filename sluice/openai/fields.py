@@ -15,7 +15,10 @@ class BadField(ValueError):
 
 
 class BadJson(ValueError):
-    """A text that is not JSON or exceeds a bound; the message continues a sentence that begins with the text's name."""
+    """A text that is not JSON or exceeds a bound.
+
+    The message is a predicate such as "is not JSON at line 1, column 2"; the caller puts the subject before it.
+    """
 
 
 ENTRIES_MAX: Final = 2048

@@ -41,7 +41,7 @@ PING_OF_SEVERAL_S: Final = 0.5
 """How often a server is asked whether it answers, seconds; two missed answers end the connection. Where another server
 can take over, callers wait only for this; where none can, a busy server is given more time."""
 _PINGS_MAX: Final = 2
-_RECONNECT_WAIT_S: Final = 0.1
+_RECONNECT_WAIT_S: Final = 0.25
 _RETRY_S: Final = 0.05
 _ACK: Final = "$JS.ACK."
 _STREAM: Final = "Nats-Stream"
