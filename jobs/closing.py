@@ -48,7 +48,7 @@ class _ClaimedElsewhere(Exception):
 
 
 class FollowUps:
-    """Closes the jobs that one process hears of, and sends their events."""
+    """Closes ended jobs and sends their webhook events, for jobs that this process does not run."""
 
     def __init__(self, process: JobProcess) -> None:
         self._process = process
@@ -59,7 +59,7 @@ class FollowUps:
         self._tasks = BackgroundTasks()
 
     def on_record(self, record: JobRecord) -> None:
-        """Start what the record of a job that this process does not run asks for."""
+        """Start to close a job, or to send its event, if its record needs it."""
         job = record.job
         if job.closing:
             if job.id not in self._owner_left:
@@ -171,7 +171,10 @@ async def _items(process: JobProcess, record: JobRecord, first: int) -> AsyncGen
 
 
 def _unfinished_result(item: Item, error: JobItemError) -> JobResult:
-    """Return the outcome of an item that has none in the log; an answer would be of the stage before."""
+    """Return the dead letter of an item that has no outcome in the log of this stage.
+
+    An item that failed in the stage before keeps that error; an answer of that stage is replaced by `error`.
+    """
     outcome = JobResult()
     if item.outcome is not None:
         outcome.CopyFrom(item.outcome)

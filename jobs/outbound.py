@@ -258,7 +258,7 @@ FAILURES_MAX: Final = 4
 """Connections in a row that may bring nothing."""
 FIRST_WAIT_S: Final = 0.5
 """Wait before the download continues, in seconds; doubles with each connection that brings nothing."""
-_PASSING: Final = frozenset({408, 425, 429})
+_TRANSIENT: Final = frozenset({408, 425, 429})
 _CHANGED: Final = frozenset({200, 206, 412, 416})
 
 
@@ -271,7 +271,7 @@ def _is_rest(response: http.client.HTTPResponse, position: int, size: int | None
 
 
 def _refused(name: str, field: str, status: int) -> Exception:
-    if status >= 500 or status in _PASSING:
+    if status >= 500 or status in _TRANSIENT:
         return _broken(name, f"says {status}")
     return InvalidRequest.of(field, f"{name} says {status}")
 
@@ -341,7 +341,7 @@ def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator
         raise
     except Exception as error:  # fsspec's drivers raise what their libraries raise
         problem = f"{url}: {type(error).__name__}: {error}"
-        if {kind.__name__ for kind in type(error).__mro__} & _PASSING_ERRORS:
+        if {kind.__name__ for kind in type(error).__mro__} & _TRANSIENT_ERRORS:
             raise TransportUnavailable(problem) from error
         hint = (
             "make it readable for the jobs process: the object, its credentials (AWS_ACCESS_KEY_ID, "
@@ -350,7 +350,7 @@ def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator
         raise InvalidRequest.of(URL_FIELD, f"{problem}; {hint}") from error
 
 
-_PASSING_ERRORS: Final = frozenset(
+_TRANSIENT_ERRORS: Final = frozenset(
     {
         "ConnectionError",
         "TimeoutError",

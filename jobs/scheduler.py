@@ -171,7 +171,7 @@ class JobScheduler:
         now_ms = unix_ms()
         for job, usage in list(self._quotas.live.items()):
             if usage.urgency[0] <= now_ms and usage.state in _WAITING:
-                await self._change(job, _expire)
+                await self._change(job, _set_expired)
 
     async def _scan(self) -> None:
         """Read all records, and delete uploads that no job has used for a day."""
@@ -302,11 +302,12 @@ class JobScheduler:
             self._runners[job].share(share)
 
 
-def _expire(record: JobRecord) -> None:
+def _set_expired(record: JobRecord) -> None:
+    """Expire a job that still waits and is still late: what named it may be older than the record."""
     job = record.job
-    if job.state in _WAITING:
-        job.runner = ""
-        message = "the deadline passed before it ran; read the answers that it has"
+    if job.state in _WAITING and leases.urgency(record)[0] <= unix_ms():
+        job.runner = ""  # nobody runs it, so closing need not wait for an owner
+        message = "the deadline passed before it was complete; read the answers that it has"
         leases.set_state(job, pb.JOB_STATE_EXPIRED, "DEADLINE_EXCEEDED", message, unix_ms())
 
 

@@ -458,8 +458,8 @@ class JobService(JobServiceServicer):
 
     async def _followed(
         self, record: JobRecord, stage: int, first: int, context: Any
-    ) -> AsyncIterator[ItemOutcome]:
-        """Yield the results of the first attempt until the job has ended."""
+    ) -> AsyncIterator[ItemOutcome | None]:
+        """Yield the results of the first attempt until the job has ended; None before it waits for more."""
         log, job = OrderedLog(self._store, record.job.id, stage, 0, first), record.job.id
         while True:
             over = is_ended((await self._own(job, context)).job)
@@ -467,17 +467,25 @@ class JobService(JobServiceServicer):
                 yield outcome
             if over:
                 return
+            yield None
             await asyncio.sleep(FOLLOW_S)
 
 
-async def _pages(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[list[pb.JobResult]]:
-    """Yield results in pages: when one is full, or when the next result has to be waited for."""
+async def _pages(
+    outcomes: AsyncIterator[ItemOutcome | None],
+) -> AsyncIterator[list[pb.JobResult]]:
+    """Group results into pages: a page ends when it is full, and when None says that the next result may take long.
+
+    One that is `FOLLOW_S` old ends with the next result: reading a log takes time as well.
+    """
     page: list[pb.JobResult] = []
     size, since = 0, time.monotonic()
     async for outcome in outcomes:
-        page.append(outcome.result)
-        size += outcome.result.ByteSize()
-        if size >= PAGE_BYTES or time.monotonic() - since >= FOLLOW_S:
+        if outcome is not None:
+            page.append(outcome.result)
+            size += outcome.result.ByteSize()
+        is_due = outcome is None or size >= PAGE_BYTES or time.monotonic() - since >= FOLLOW_S
+        if page and is_due:
             yield page
             page, size, since = [], 0, time.monotonic()
     if page:

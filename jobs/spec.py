@@ -18,9 +18,12 @@ RETRIES_MAX: Final = 100
 REUSED_JOBS_MAX: Final = 100
 """Jobs whose answers one job may reuse; all results of each are read."""
 STAGES_MAX: Final = 16
-WAIT_S_MAX: Final = 24 * 3600.0
+DURATION_S_MAX: Final = 24 * 3600.0
+"""Longest backoff, time of an item and idle time of an input from NATS, in seconds."""
 DEADLINE_S_MAX: Final = 366 * 24 * 3600.0
+"""How far ahead a deadline may lie, in seconds: a year."""
 EXPIRY_S_MAX: Final = 366 * 24 * 3600.0
+"""Longest time for which results may be kept, in seconds."""
 REASONS_MAX: Final = 64
 PAGE_TOKEN_CHARS_MAX: Final = 128
 _CHARS_MAX: Final = {
@@ -62,7 +65,7 @@ def check_spec(spec: pb.JobSpec) -> None:
     if spec.retries.max_retries > RETRIES_MAX:
         raise InvalidRequest.of("spec.retries.max_retries", f"must be at most {RETRIES_MAX}")
     for field in ("input.nats_idle", "retries.initial_backoff", "retries.max_backoff"):
-        check_duration(f"spec.{field}", attrgetter(field)(spec), WAIT_S_MAX)
+        check_duration(f"spec.{field}", attrgetter(field)(spec), DURATION_S_MAX)
     check_duration("spec.results_expire_after", spec.results_expire_after)
 
 
@@ -78,7 +81,7 @@ def check_limits(limits: pb.JobLimits) -> None:
         raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
     if not 0 <= limits.max_cost < math.inf:  # NaN too
         raise InvalidRequest.of("limits.max_cost", "must be a number that is not negative")
-    check_duration("limits.item_timeout", limits.item_timeout, WAIT_S_MAX)
+    check_duration("limits.item_timeout", limits.item_timeout, DURATION_S_MAX)
     if ms_of(limits.deadline_time) > unix_ms() + DEADLINE_S_MAX * 1000:
         raise InvalidRequest.of("limits.deadline_time", "is more than a year ahead")
 

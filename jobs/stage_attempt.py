@@ -315,7 +315,7 @@ class StageAttempt:
             self.window.on_returned(item, now)
             return
         # Not the fault of the item: show operators what the job waits for.
-        if kind is FailureKind.NO_ROOM:
+        if kind is FailureKind.NO_CAPACITY:
             self.wait_reason = error.message
         dead = self.window.on_failure(item, kind, error.retry_after_s or 0.0, now, random.random())
         if dead:

@@ -256,7 +256,7 @@ class StageSource:
                 return await method(request, metadata=metadata, timeout=LOOKUP_S)
             except grpc.aio.AioRpcError as failed:
                 error = error_of(failed)
-            if failure_kind(error) is FailureKind.NO_ROOM:
+            if failure_kind(error) is FailureKind.NO_CAPACITY:
                 raise TransportUnavailable(error.message) from error
             raise error
 

@@ -16,30 +16,30 @@ from sluice.v1.jobs_pb2 import JobRetries
 from sluice.wire.clock import ms_of
 
 WAIT_S_MAX: Final = 60.0
-"""Default upper bound of the wait before a retry, in seconds."""
-_NO_ROOM: Final = frozenset({"UNAVAILABLE", "ABORTED"})
-_PASSING: Final = frozenset(
+"""Default upper bound of the wait before a retry, and that of the retry delay of an error, in seconds."""
+_NO_CAPACITY: Final = frozenset({"UNAVAILABLE", "ABORTED"})
+_TRANSIENT: Final = frozenset(
     {"INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED", "CANCELLED", "DATA_LOSS", "RESOURCE_EXHAUSTED"}
 )
 
 
 class FailureKind(Enum):
-    """Kinds of errors of an item."""
+    """Whether an item that failed is sent again, and whether that counts as a try; see the module."""
 
-    NO_ROOM = "no room"
-    """The mesh has no capacity for it now; says nothing about the item."""
-    PASSING = "passing"
-    """Another try may succeed."""
+    NO_CAPACITY = "no capacity"
+    """The mesh has no capacity now: sent again without limit, and not counted as a try."""
+    TRANSIENT = "transient"
+    """Another try may succeed: sent again up to `JobRetries.retries` times."""
     PERMANENT = "permanent"
-    """No try can succeed."""
+    """No try can succeed: dead at once."""
 
 
 def failure_kind(error: SluiceError) -> FailureKind:
     """Return the kind of an error."""
     code = error.code.name
-    if code in _NO_ROOM or (code == "RESOURCE_EXHAUSTED" and error.retry_after_s is not None):
-        return FailureKind.NO_ROOM
-    return FailureKind.PASSING if code in _PASSING else FailureKind.PERMANENT
+    if code in _NO_CAPACITY or (code == "RESOURCE_EXHAUSTED" and error.retry_after_s is not None):
+        return FailureKind.NO_CAPACITY
+    return FailureKind.TRANSIENT if code in _TRANSIENT else FailureKind.PERMANENT
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ BYTES_MAX: Final = 32 * 1024 * 1024
 """Bytes of all requests in memory."""
 ITEM_BYTES: Final = 16 * 1024
 """Mean bytes per item in flight that are allowed; another item is sent only below it."""
-NO_ROOM_WAIT_S_MAX: Final = 15.0
+NO_CAPACITY_WAIT_S_MAX: Final = 15.0
 """Longest wait of an item for which the mesh has no capacity, in seconds."""
 _BEGINNING: Final = 64
 """Characters of a prompt that identify a shared prefix."""
@@ -138,12 +138,15 @@ class ItemWindow:
     def on_failure(
         self, item: Item, kind: FailureKind, wait_s: float, now: float, dice: float
     ) -> bool:
-        """Return whether an item is dead; otherwise it is sent again, not before `wait_s` seconds."""
+        """Schedule a retry of an item, or return True if it is dead; the caller then calls `on_ended`.
+
+        Of `wait_s`, the retry delay of the error in seconds, at most `WAIT_S_MAX` counts.
+        """
         self._release_tokens(item)
         # Without capacity the item is not at fault: the wait grows, its tries do not.
-        if kind is FailureKind.NO_ROOM:
+        if kind is FailureKind.NO_CAPACITY:
             item.refusals += 1
-            step = ItemRetryPolicy(wait_s_max=NO_ROOM_WAIT_S_MAX).wait_s(item.refusals, dice)
+            step = ItemRetryPolicy(wait_s_max=NO_CAPACITY_WAIT_S_MAX).wait_s(item.refusals, dice)
         else:
             item.refusals = 0
             item.tries += 1

@@ -47,12 +47,14 @@ class JobWork:
             self._add_time(part.worker, now - part.computing_ms / 1e3, now)
 
     def _add_time(self, worker: str, begin: float, end: float) -> None:
-        """Unite an interval, which ends no earlier than those before, with the others of its worker."""
+        """Add an interval to the times of a worker (rules 1 and 2); calls come in the order of `end`."""
         spans = self._spans.setdefault(worker, deque(maxlen=SPANS_MAX))
+        # The oldest interval is about to be dropped: cut what could overlap with it or with older ones.
         if len(spans) == SPANS_MAX:
             begin = max(begin, spans[0][1])
         first, last = self._first.get(worker, begin), spans[-1][1] if spans else begin
         self._first[worker] = min(first, begin)
+        # Rule 2: the time grows at its end, and at its start where this item began before all others.
         self.use.worker_s += end - last + first - self._first[worker]
         self.use.busy_s += end - begin
         # Merge with earlier intervals that overlap, so that no second counts twice.

@@ -10,7 +10,7 @@ from sluice.client.openai_lines import encoded_line
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import timestamp, unix_ms
 from tests.jobs.gateway_double import GatewayDouble
-from tests.jobs.processes import Processes, lines
+from tests.jobs.processes import BOUND_S, Processes, lines
 from tests.jobs.test_stages import MAP, REDUCE, documents, words
 
 COUNT = 30
@@ -206,6 +206,23 @@ async def test_followed_results_of_a_cancelled_job_are_whole(
     following = asyncio.create_task(processes.ask("GetResults", request))
     await cancel(processes, job.id)
     assert [one.index for page in await following for one in page.results] == [*range(1, COUNT)]
+
+
+async def test_followed_results_do_not_wait_for_the_next(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    gateway.held = lambda prompt: prompt == f"prompt {COUNT - 1}"
+    gateway.hold.clear()
+    job = await processes.create(lines(COUNT))
+    await processes.when(job.id, lambda one: one.progress.succeeded == COUNT - 1)
+    following = processes.stub.GetResults(pb.GetResultsRequest(id=job.id, follow=True))
+    count = 0
+    async with asyncio.timeout(BOUND_S):
+        while count < COUNT - 1:
+            count += len((await following.read()).results)
+    gateway.hold.set()
+    assert [one.index for one in (await following.read()).results] == [COUNT - 1]
 
 
 @pytest.mark.long

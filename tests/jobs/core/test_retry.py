@@ -10,12 +10,12 @@ from sluice.v1.jobs_pb2 import JobRetries
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (errors.Overloaded("x", retry_after_s=1.0), FailureKind.NO_ROOM),
-        (errors.ModelUnavailable("x", retry_after_s=1.0), FailureKind.NO_ROOM),
-        (errors.ShuttingDown("x"), FailureKind.NO_ROOM),
-        (errors.SlowReader("x"), FailureKind.PASSING),
-        (errors.EngineFailed("x"), FailureKind.PASSING),
-        (errors.DeadlinePassed("x"), FailureKind.PASSING),
+        (errors.Overloaded("x", retry_after_s=1.0), FailureKind.NO_CAPACITY),
+        (errors.ModelUnavailable("x", retry_after_s=1.0), FailureKind.NO_CAPACITY),
+        (errors.ShuttingDown("x"), FailureKind.NO_CAPACITY),
+        (errors.SlowReader("x"), FailureKind.TRANSIENT),
+        (errors.EngineFailed("x"), FailureKind.TRANSIENT),
+        (errors.DeadlinePassed("x"), FailureKind.TRANSIENT),
         (errors.PromptTooLong("x"), FailureKind.PERMANENT),
         (errors.UnknownModel("x"), FailureKind.PERMANENT),
         (errors.SafetyBlocked("x"), FailureKind.PERMANENT),

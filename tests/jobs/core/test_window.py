@@ -44,9 +44,9 @@ def test_every_item_ends_once_and_never_more_are_in_flight(
         assert one.in_flight <= concurrency
         plan = items[found.position][1]
         if plan == "n" and found.refusals < 2:
-            assert not one.on_failure(found, FailureKind.NO_ROOM, 0.0, now, 0.5)
+            assert not one.on_failure(found, FailureKind.NO_CAPACITY, 0.0, now, 0.5)
         elif plan in "pr":
-            kind = FailureKind.PERMANENT if plan == "p" else FailureKind.PASSING
+            kind = FailureKind.PERMANENT if plan == "p" else FailureKind.TRANSIENT
             if one.on_failure(found, kind, 0.0, now, 0.5):
                 assert found.tries == (1 if plan == "p" else retries + 1)
                 ended += [found.position, *(other.position for other in one.on_ended(found))]
@@ -82,7 +82,7 @@ def test_an_item_waits_no_day_where_a_limit_of_a_day_is_spent() -> None:
     one.add([entry(0)])
     found = one.next_item(0.0)
     assert found is not None
-    assert not one.on_failure(found, FailureKind.NO_ROOM, 80_000.0, 0.0, 0.5)
+    assert not one.on_failure(found, FailureKind.NO_CAPACITY, 80_000.0, 0.0, 0.5)
     assert one.wait_s(0.0) == WAIT_S_MAX
 
 
