@@ -45,7 +45,7 @@ def decode_now(conversation: Conversation, model: ServedModel) -> Conversation:
         turns = (replace(turns[0], content=_text_of(model, token_ids, "tokens.token_ids")),)
     if sent := conversation.answer_token_ids:
         for place, ids in enumerate(sent):
-            _cut(model, f"token_answers[{place}].token_ids", len(ids), model.context_tokens, False)
+            _cut(model, f"token_answers[{place}].token_ids", len(ids), model.context_tokens)
         answers = tuple(
             _text_of(model, ids, f"token_answers[{place}].token_ids")
             for place, ids in enumerate(sent)
@@ -102,7 +102,7 @@ def rerank_prompts(
     query_ids = _tokens(model, conversation.query)
     room = model.context_tokens - tokenizer.added(2) - len(query_ids)
     if room < 1:
-        raise _text_too_long(model, "query", len(query_ids), room + len(query_ids))
+        raise _text_too_long(model, "query", len(query_ids), room + len(query_ids), "shorten it")
     prompts = []
     for place, document in enumerate(conversation.documents):
         token_ids = _tokens(model, document)
@@ -140,7 +140,7 @@ def _score_prompt(
     scored = token_ids[max(1, len(prompt)) :]
     if not scored:
         raise InvalidRequest.of(f"answers[{place}]", "is one token, and there is none before it")
-    _cut(model, f"answers[{place}]", len(token_ids), model.context_tokens, False)
+    _cut(model, f"answers[{place}]", len(answer), model.context_tokens - len(prompt))
     if len(scored) * (1 + 2 * alternatives) > SCORED_VALUES_MAX:
         raise InvalidRequest.of(
             "alternatives",
@@ -157,18 +157,26 @@ def _tokens(model: ServedModel, text: str) -> list[int]:
     return model.tokenizer.bare(text.lower() if lower else text)
 
 
-def _cut(model: ServedModel, field: str, tokens: int, room: int, truncate: bool) -> bool:
-    """Return whether a text must be cut to fit; raise PromptTooLong if that is not allowed."""
+def _cut(
+    model: ServedModel, field: str, tokens: int, room: int, truncate: bool | None = None
+) -> bool:
+    """Return whether a text must be cut to fit; raise PromptTooLong if that is not allowed.
+
+    `truncate` is the caller's choice; None where the method has none.
+    """
     if tokens > room and not truncate:
-        raise _text_too_long(model, field, tokens, room)
+        remedy = "shorten it" if truncate is None else "shorten it, or set truncate"
+        raise _text_too_long(model, field, tokens, room, remedy)
     return tokens > room
 
 
-def _text_too_long(model: ServedModel, field: str, tokens: int, room: int) -> PromptTooLong:
+def _text_too_long(
+    model: ServedModel, field: str, tokens: int, room: int, remedy: str
+) -> PromptTooLong:
     """Return the error for one text of several that does not fit."""
     context = model.context_tokens
     problem = (
         f"has {tokens} tokens, {model.name} has room for {max(room, 0)} beside {context - room} others in its "
-        f"context of {context}; shorten it, or set truncate"
+        f"context of {context}; {remedy}"
     )
     return too_long(model, tokens, field, problem)

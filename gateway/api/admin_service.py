@@ -90,7 +90,7 @@ class AdminService:
         if request.limit > LIST_MAX:
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
         _check(request)
-        request.tenant = context.caller.reads or request.tenant
+        request.tenant = context.caller.readable_tenant or request.tenant
         answers, silent = await self.shared.peers.query_all(GatewayQuery(running=request))
         listed = pb.ListRequestsResponse(silent_gateways=silent)
         for answer in answers:
@@ -119,7 +119,7 @@ class AdminService:
     ) -> pb.ListTenantsResponse:
         """See the proto."""
         _check(request)
-        tenant = context.caller.reads or request.tenant
+        tenant = context.caller.readable_tenant or request.tenant
         return self.shared.usage.listed(tenant, self.settings.currency)
 
     async def ForgetTenant(
@@ -228,16 +228,16 @@ class AdminService:
         """See the proto."""
         if request.trace_id:
             _check(request, "trace_id")
-            return await self.store.explain_trace(request.trace_id, context.caller.reads)
+            return await self.store.explain_trace(request.trace_id, context.caller.readable_tenant)
         _check(request, "request_id")
-        return await self.store.explain(request.request_id, context.caller.reads)
+        return await self.store.explain(request.request_id, context.caller.readable_tenant)
 
     async def GetAuditEntry(
         self, request: pb.GetAuditEntryRequest, context: GrpcCall
     ) -> pb.GetAuditEntryResponse:
         """See the proto."""
         _check(request, "request_id")
-        entry = await self.store.audit_entry(request.request_id, context.caller.reads)
+        entry = await self.store.audit_entry(request.request_id, context.caller.readable_tenant)
         return audit_response(entry)
 
     async def SubmitFeedback(
@@ -248,7 +248,7 @@ class AdminService:
         if not 0 <= request.grade <= 1:  # NaN too
             raise InvalidRequest.of("grade", "must be in [0, 1]")
         grade = pb.Grade(grade=request.grade, create_time=timestamp(unix_ms()))
-        record = await self.store.grade(request.request_id, grade, context.caller.changes)
+        record = await self.store.grade(request.request_id, grade, context.caller.writable_tenant)
         self.drift.graded(record, grade.grade)
         return pb.SubmitFeedbackResponse()
 
@@ -289,13 +289,13 @@ class AdminService:
             raise PermissionDenied(
                 "outcomes have prompts and are not sent to other machines; call from the gateway's machine"
             )
-        if caller.reads is None:
+        if caller.readable_tenant is None:
             return tenants
-        if set(tenants) - {caller.reads}:
+        if set(tenants) - {caller.readable_tenant}:
             raise PermissionDenied(
-                f"outcomes of other tenants need the role operator or auditor; name {caller.reads}, or none"
+                f"outcomes of other tenants need the role operator or auditor; name {caller.readable_tenant}, or none"
             )
-        return [caller.reads]
+        return [caller.readable_tenant]
 
 
 def _live_workers(processes: list[pb.ProcessMetrics]) -> dict[tuple[str, str], bool]:

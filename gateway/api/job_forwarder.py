@@ -82,7 +82,7 @@ class JobForwarder(grpc.GenericRpcHandler):
         """
         caller = call.caller
         identity = {TENANT_METADATA: caller.tenant}
-        scope = caller.reads if method in JOB_READS else caller.changes
+        scope = caller.readable_tenant if method in JOB_READS else caller.writable_tenant
         if caller.key_id:
             identity[KEY_METADATA] = caller.key_id
         if method and scope is None and MESH not in caller.roles:

@@ -240,16 +240,23 @@ class MessagesBody:
         return self._chat_request()
 
     def count_request(self) -> pb.CountTokensRequest:
-        """Return a request to count the prompt that `request` would send; raise BadField as it does."""
+        """Return a request to count the prompt of the body; it needs no `max_tokens`.
+
+        Raises:
+            BadField: A field of the conversation or of the tools is unsupported, or its value is invalid.
+        """
         request = self._chat_request()
         has_no_tools = request.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE
         tools = () if has_no_tools else request.tools
         return pb.CountTokensRequest(chat=request.chat, model=request.model, tools=tools)
 
     def _chat_request(self) -> pb.GenerateRequest:
+        """Return the request of the translated body; errors name the fields of the caller's body."""
         try:
-            return generate_request(CHAT, {**self._chat, "messages": self._messages})[0]
+            request, _ = generate_request(CHAT, {**self._chat, "messages": self._messages})
+            return request
         except BadField as error:
+            # The message is "FIELD: problem", with a field of the translated body.
             path, _, description = str(error).partition(": ")
             raise BadField(f"{self.named(path)}: {description}") from error
 

@@ -171,7 +171,9 @@ class Authenticator:
                 # A process that calls on behalf of a tenant; `of_item` checks the key of its job.
                 caller = trusted_caller(metadata.get(TENANT_METADATA, DEFAULT_TENANT))
                 return replace(caller, key_id=metadata.get(KEY_METADATA, ""))
-            cached = await self._verify(credential)
+            identities, cached = self.identities, await self._verify(credential)
+            while identities is not self.identities:  # reloaded while keys of an issuer were read
+                identities, cached = self.identities, await self._verify(credential)
             if len(self._cache) >= self._cached_max:
                 del self._cache[next(iter(self._cache))]
             self._cache[digest] = cached

@@ -35,13 +35,13 @@ class Caller:
     key_limits: RateLimits = _UNLIMITED
 
     @property
-    def reads(self) -> str | None:
-        """The only tenant whose data it may read; None for all tenants."""
+    def readable_tenant(self) -> str | None:
+        """Only tenant whose data the caller may read; None: all tenants."""
         return None if self.roles & {OPERATOR, AUDITOR} else self.tenant
 
     @property
-    def changes(self) -> str | None:
-        """The only tenant whose data it may change; None for all tenants."""
+    def writable_tenant(self) -> str | None:
+        """Only tenant whose data the caller may change; None: all tenants."""
         return None if OPERATOR in self.roles else self.tenant
 
     def refusal(self, roles: Collection[str], what: str) -> PermissionDenied:

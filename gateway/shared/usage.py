@@ -130,7 +130,7 @@ class SharedUsage:
         heartbeat.days.extend(self.days.recent())
 
     def on_heartbeat(self, heartbeat: GatewayHeartbeat) -> None:
-        """Take over the use and costs of another gateway."""
+        """Record the use and costs that another gateway reports."""
         now, gateway = time.monotonic(), heartbeat.instance
         uses = ((RateName.from_wire(use.name), use) for use in heartbeat.rates)
         rates = {(name, use.full_at): use.taken for name, use in uses if name is not None}

@@ -163,7 +163,10 @@ def _decided(log: RequestLog) -> Sequence[Decided]:
 
 
 def _decisions(log: RequestLog) -> list[tuple[str, Action, int, bool]]:
-    """Return rule, action, count, and whether it is about the answer: of all findings, in the order of decisions."""
+    """Return (rule, action, count, whether it is about the answer) of all findings.
+
+    First rules and guards about the prompt, then guards and rules about the answer; each sorted by rule.
+    """
     counts = [(log.findings, False)]
     if log.guards is not None:
         counts += [(log.guards.counts(in_answer=where), where) for where in (False, True)]

@@ -90,7 +90,7 @@ def sums_add_up(answer: WholeAnswer) -> str:
     accepted.
     """
     for equation in sums(answer.text):
-        is_wrong = equation.wrong
+        is_wrong = equation.is_wrong
         if "/" not in equation.operators and all(map(float.is_integer, equation.operands)):
             is_wrong = equation.value is not None and equation.value != equation.stated
         if is_wrong:

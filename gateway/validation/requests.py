@@ -33,10 +33,11 @@ MAX_COALESCE_S: Final = 3600
 WORKLOAD_LABEL: Final = "task"
 """Label that names the workload of a request."""
 UNSTATED_CLASS: Final = "standard"
-"""Class of calls whose message has no priority, such as CountTokens."""
+"""Class of calls whose message has no field for a priority, such as CountTokens, and of batches that set none."""
 CONSTRAINTS: Final = {"json_schema": "a JSON schema", "regex": "a regular expression"}
 """Names of constraints, by field."""
 MAX_BIAS: Final = 100
+"""Largest absolute bias of a token, as in OpenAI's API."""
 MAX_ANSWERS: Final = 16
 """Most answers to one request."""
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
@@ -58,6 +59,7 @@ MOST: Final[Mapping[str, tuple[int, str]]] = {
 }
 """Most entries of repeated sampling parameters."""
 MAX_STOP_CHARS: Final = 64
+"""Longest stop string, in characters."""
 DOES: Final = {"embedding": "computes embeddings", "reranker": "scores documents"}
 """Descriptions of models that do not answer prompts, by engine, for errors."""
 _LEAST_URGENT: Final = "bulk"
@@ -67,6 +69,7 @@ CLASSES_OF: Final[Mapping[int, str]] = {
     pb.PRIORITY_STANDARD: "standard",
     pb.PRIORITY_BULK: "bulk",
 }
+"""Class of each priority. A request that sets none is interactive: usually a person waits for it."""
 
 
 @dataclass
@@ -260,9 +263,10 @@ def check_labels(labels: Mapping[str, str], violations: FieldViolations) -> None
 def sampling_of(
     params: pb.SamplingParams, max_answer_tokens: int, violations: FieldViolations
 ) -> pb.SamplingParams:
-    """Return a copy with all defaults that do not depend on the model; add what is wrong to `violations`.
+    """Return `params` with the defaults that do not depend on the model; add what is wrong to `violations`.
 
-    Constraints are compiled after admission, because that takes longer than all other checks.
+    If a repeated field has too many entries, nothing is copied. Constraints are compiled after admission, because that
+    takes longer than all other checks.
     """
     sampling = pb.SamplingParams(top_p=1.0, repetition_penalty=1.0)
     too_many = [name for name, (most, _) in MOST.items() if len(getattr(params, name)) > most]

@@ -88,7 +88,7 @@ def _whole(answer: str, prompt_numbers: set[float]) -> Mapping[str, float]:
 
 
 def _sums(sums: Sequence[Sum]) -> Mapping[str, float]:
-    wrong = sum(computed.wrong for computed in sums)
+    wrong = sum(computed.is_wrong for computed in sums)
     kinds = [sum(computed.operators.count(mark) for computed in sums) for mark in "+-*/"]
     return {
         "sums": len(sums),

@@ -20,7 +20,7 @@ SUMS_MAX: Final = 40
 _VALUE_MAX: Final = 1e15
 """Results from here on count as no number."""
 _TOLERANCE: Final = 0.0051
-"""Difference that counts as rounding to cents."""
+"""Difference that counts as rounding to cents: half a cent, and a little for binary fractions."""
 _PERCENT_TOLERANCE: Final = 0.5
 """Difference that counts as rounding of a percentage."""
 
@@ -60,8 +60,8 @@ class Sum:
     stated: float
 
     @property
-    def wrong(self) -> bool:
-        """Whether it does not add up; 11 / 30 may be stated as 37 (percent), 3 * 2 (cents) as 0.06."""
+    def is_wrong(self) -> bool:
+        """Whether the stated result differs from the computed one; 11 / 30 may be 37 (percent), 3 * 2 (cents) 0.06."""
         if self.value is None:
             return False
         right = abs(self.value - self.stated) <= max(_TOLERANCE, abs(self.stated) * 1e-3)
@@ -110,7 +110,10 @@ def _value(node: ast.expr) -> float:
 def _of_line(line: str) -> Iterator[Sum]:
     """Yield the sums of a line; of a = b = c each pair of neighbours."""
     for left, right in islice(pairwise(line.split("=")), SUMS_MAX):
-        tail = _BREAK.split(_LEFT.findall(left[-EXPRESSION_CHARS_MAX:])[0])[-1]
+        near = left.rstrip()[-EXPRESSION_CHARS_MAX - 1 :]
+        tail = _BREAK.split(_LEFT.findall(near)[0])[-1]
+        if len(tail) > EXPRESSION_CHARS_MAX:
+            continue  # its beginning may be cut off, and the rest has another value
         expression = tail.lstrip(" .,)").rstrip(" .,")
         spelled = expression.translate(_SPELLED)
         stated = _stated(right)
@@ -124,8 +127,8 @@ def _of_line(line: str) -> Iterator[Sum]:
 def _stated(text: str) -> float | None:
     """Return the value of the expression or number that `text` begins with."""
     match = _RIGHT.match(text)
-    if match is None:
-        return None
+    if match is None or len(match[1]) > EXPRESSION_CHARS_MAX:
+        return None  # no number, or a part of one
     stated = match[1].rstrip(" .,(").translate(_SPELLED)
     value = evaluate(stated) if _OPERATION.search(stated) else None
     if value is None:

@@ -144,6 +144,23 @@ async def test_wrong_tokens_are_named(wire: Wire) -> None:
         assert [one.field for one in error.violations] == [field]
 
 
+async def test_a_remedy_is_one_that_the_method_has(wire: Wire) -> None:
+    long = "w1 " * 1_000
+    embed = pb.EmbedRequest(texts=["w1", long])
+    rerank = pb.RerankRequest(query=long, documents=["w1"], truncate=True)
+    score = pb.ScoreRequest(
+        model="small", prompt="hello", answers=["hello " * 400], raw_prompt=True
+    )
+    for call, field, remedy in (
+        (wire.stub.Embed(embed), "texts[1]", "shorten it, or set truncate"),
+        (wire.stub.Rerank(rerank), "query", "shorten it"),
+        (wire.stub.Score(score), "answers[0]", "shorten it"),
+    ):
+        _, error = await error_of(call)
+        assert [one.field for one in error.violations] == [field]
+        assert error.message.endswith(f"; {remedy}")
+
+
 OWN = {"actions": {"pii.email": "redact", "pii.iban": "block"}}
 
 

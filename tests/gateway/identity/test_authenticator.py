@@ -312,7 +312,7 @@ async def test_only_the_keys_in_use_are_kept_up_to_date() -> None:
 async def test_without_identities_the_metadata_names_the_tenant() -> None:
     authenticator = Authenticator(IdentitySettings())
     caller = await authenticator.caller_of({"sluice-tenant": "acme", "authorization": "Basic x"})
-    assert (caller.tenant, caller.reads, caller.changes) == ("acme", None, None)
+    assert (caller.tenant, caller.readable_tenant, caller.writable_tenant) == ("acme", None, None)
 
 
 _WORDS = st.one_of(

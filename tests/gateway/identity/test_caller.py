@@ -99,7 +99,7 @@ def test_whose_data_it_reads_and_changes(
     roles: list[str], reads: str | None, changes: str | None
 ) -> None:
     caller = Caller("acme", frozenset(roles))
-    assert (caller.reads, caller.changes) == (reads, changes)
+    assert (caller.readable_tenant, caller.writable_tenant) == (reads, changes)
 
 
 def test_without_the_role_the_error_names_it() -> None:

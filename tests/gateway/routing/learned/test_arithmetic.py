@@ -35,8 +35,8 @@ def test_sums_in_order() -> None:
     text = "so 3 * 4 = 12, 2+2=5 and 5 more are 12+5=17"
     first, second, third = arithmetic.sums(text)
     assert (first.operands, first.operators, first.value, first.stated) == ((3, 4), "*", 12, 12)
-    assert (second.wrong, third.operands) == (True, (12, 5))
-    assert not first.wrong
+    assert (second.is_wrong, third.operands) == (True, (12, 5))
+    assert not first.is_wrong
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_a_sum_as_people_write_it(
     [found] = arithmetic.sums(text)
     assert (found.operands, found.stated) == (operands, stated)
     assert found.value == pytest.approx(value)
-    assert not found.wrong
+    assert not found.is_wrong
 
 
 def test_a_chain_is_a_sum_for_each_equals_sign() -> None:
     found = arithmetic.sums("8 * 12 + 4 = 96 + 4 = 100 inches")
     assert [each.operands for each in found] == [(8, 12, 4), (96, 4)]
-    assert not any(each.wrong for each in found)
+    assert not any(each.is_wrong for each in found)
 
 
 @pytest.mark.parametrize("text", ["n - 4 * 3 = 5", "2x + 80 = 1760", "3P + 12 = 5", "x = 5", "= ="])
@@ -75,8 +75,17 @@ def test_what_holds_unknowns_is_no_sum(text: str) -> None:
 
 
 def test_rounding_is_not_wrong() -> None:
-    assert not arithmetic.sums("10 / 3 = 3.33")[0].wrong
-    assert arithmetic.sums("10 / 3 = 3.5")[0].wrong
+    assert not arithmetic.sums("10 / 3 = 3.33")[0].is_wrong
+    assert arithmetic.sums("10 / 3 = 3.5")[0].is_wrong
+
+
+@pytest.mark.parametrize("count", [20, 21, 60])
+def test_a_long_sum_is_read_whole_or_left_out(count: int) -> None:
+    ones = " + ".join(["1"] * count)
+    for text in (f"{ones} = {count}", f"{count - 1} + 1 = {ones}"):
+        found = arithmetic.sums(text)
+        assert len(found) == (len(ones) <= arithmetic.EXPRESSION_CHARS_MAX)
+        assert not any(each.is_wrong for each in found)
 
 
 def test_work_is_bounded() -> None:
