@@ -42,7 +42,7 @@ def bench(
 
 
 def run(name: str, *options: str, stdout: int | None = None) -> str:
-    """Run a benchmark and return its output if `stdout` is `subprocess.PIPE`, else nothing.
+    """Run a benchmark and return its output if `stdout` is `subprocess.PIPE`, else an empty text.
 
     Raises:
         CommandFailed: there is none of that name, or it fails.

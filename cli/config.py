@@ -33,13 +33,17 @@ def check(
 
 
 def _summary(settings: "Settings") -> Iterator[tuple[str, str]]:
+    """Yield what a mesh with these settings would serve, where, and to whom."""
     from supervisor.disk import reserved
 
     models = (f"{model.name} ({model.engine}, {model.path})" for model in settings.models)
     yield "models", ", ".join(models)
     yield "default", settings.routing.default
     yield "grpc", settings.gateway.address
-    yield "http", settings.http.address or "127.0.0.1:8000 with `sluice up`, else off"
+    # Unset and null differ: `sluice up` serves HTTP unless the file says null.
+    is_off = "address" in settings.http.model_fields_set
+    unset = "off" if is_off else "127.0.0.1:8000 with `sluice up`, else off"
+    yield "http", settings.http.address or unset
     yield "nats", "external" if settings.nats.url else "embedded"
     yield (
         "callers",

@@ -209,7 +209,12 @@ async def survive_crash(
 
 
 async def _stream_all(client: AsyncClient, at_mark: Callable[[], None]) -> list[Received]:
-    """Receive all streams at the same time; call `at_mark` once, when each has `KILL_TOKENS`."""
+    """Receive all streams at the same time; call `at_mark` once, when each has `KILL_TOKENS`.
+
+    Raises:
+        CommandFailed: `at_mark` failed.
+        SluiceError: a stream failed.
+    """
     streams, marked = [Received() for _ in range(STREAMS)], False
 
     def on_token() -> None:
@@ -218,9 +223,12 @@ async def _stream_all(client: AsyncClient, at_mark: Callable[[], None]) -> list[
             marked = True
             at_mark()
 
-    async with asyncio.TaskGroup() as group:
-        for seed, stream in enumerate(streams):
-            group.create_task(stream.read(client, seed, on_token))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for seed, stream in enumerate(streams):
+                group.create_task(stream.read(client, seed, on_token))
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None  # the error of one stream ends all: report that one
     return streams
 
 

@@ -54,9 +54,9 @@ WAITING_TOKENS_MAX: Final = 4096
 COALESCE_S: Final[Mapping[str, float]] = {"interactive": 0.048, "standard": 0.05, "bulk": 0.25}
 """How long a worker coalesces the tokens of a class at most, in seconds, where the request does not say."""
 COALESCE_STEP_S: Final = 0.024
-"""What each further running sequence adds to the time for which tokens of interactive answers are coalesced, in
-seconds. A message costs a gateway and its caller about 0.3 ms: this bounds their part of a core to a few percent a
-worker. Times are this one, doubled where more run, so that tokens that are due share reports."""
+"""How long tokens of interactive answers are coalesced where two sequences run, in seconds; doubled as more run, up to
+`COALESCE_S`. A message costs a gateway and its caller about 0.3 ms: this bounds their part of a core to a few percent a
+worker."""
 SPARE_SLOTS: Final[Mapping[str, int]] = {"interactive": 0, "standard": 0, "bulk": 8}
 """Slots that a class leaves free for more urgent ones, while such arrive, in workers that do not preempt it."""
 
@@ -70,8 +70,9 @@ def coalesce_s(priority_class: str, running: int) -> float:
     limit_s = COALESCE_S[priority_class]
     if priority_class != "interactive":
         return limit_s
-    steps = min(round(limit_s / COALESCE_STEP_S), running - 1)
-    return COALESCE_STEP_S * 2 ** (steps.bit_length() - 1) if steps > 0 else 0.0
+    multiple = min(round(limit_s / COALESCE_STEP_S), running - 1)
+    # A power of two, so that tokens of different sequences are due together and share reports.
+    return COALESCE_STEP_S * 2 ** (multiple.bit_length() - 1) if multiple > 0 else 0.0
 
 
 class ClassPolicy(Section):

@@ -161,7 +161,7 @@ class TenantSettings(Section):
     limits: LimitSettings | None = None
     """Instead of the section `limits`."""
     retention_h: Positive | None = None
-    """How long its records, audit entries and outcomes are kept, where that is shorter than of all tenants."""
+    """Hours for which its records, audit entries and outcomes are kept, where that is shorter than of all tenants."""
 
 
 class ServerOfMesh(Section):

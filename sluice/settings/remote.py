@@ -104,7 +104,8 @@ class ServerSettings(Section):
         return value
 
     @model_validator(mode="after")
-    def _can_work(self) -> Self:
+    def _check_fields_of_api(self) -> Self:
+        """Refuse keys that exclude each other, parameters that the api lacks, and fields that requests set."""
         if self.api_key_env and self.api_key_file:
             raise ValueError("api_key_file: leave it out, or api_key_env")
         if self.api == "completions" and self.parameters.get("logprobs"):
@@ -114,7 +115,9 @@ class ServerSettings(Section):
             raise ValueError(f"parameters.{min(chats)}: only the api chat has it")
         if taken := self.extra_body.keys() & {*_OWN_FIELDS, *self.names.values()}:
             raise ValueError(f"extra_body.{min(taken)}: requests set it; leave it out")
-        for parameter in ("stop_token_ids", "logit_bias", "grammar"):
+        for parameter in ("stop_token_ids", "logit_bias"):
             if self.api == "chat" and self.parameters.get(parameter):
                 raise ValueError(f"parameters.{parameter}: the api chat has no token ids")
+        if self.api == "chat" and self.parameters.get("grammar"):
+            raise ValueError("parameters.grammar: the api chat has tools instead; leave it out")
         return self

@@ -14,7 +14,7 @@ from sluice.errors import SettingsError
 from sluice.settings.problems import NOT_FILLED_IN, PLACEHOLDER, Lines, Place
 
 VALUES_MAX: Final = 100_000
-"""Limits how many values a file may have, those that aliases repeat included."""
+"""Most values of a file, each repetition by an alias counted: aliases inside each other could make any number."""
 
 _TAG: Final = "tag:yaml.org,2002:"
 _NUMBERS: Final = {
@@ -101,7 +101,7 @@ class _Walk:
             for number, value in enumerate(node.value):
                 self._note(value, value, (*place, number))
         elif isinstance(node, yaml.MappingNode):
-            taken_over = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
+            merged = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
             keys = [(key, value) for key, value in node.value if key.tag != f"{_TAG}merge"]
             seen = set[str]()
             for key, value in keys:
@@ -114,9 +114,10 @@ class _Walk:
                 seen.add(key.value)
                 key.tag = f"{_TAG}str"
                 self._note(key, value, (*place, key.value))
-            # Behind its own keys, which win.
-            for value in taken_over:
-                self.visit(value, place)
+            # Own keys come first and `_note` keeps the first line, because own keys win over merged ones.
+            for value in merged:
+                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    self.visit(source, place)
 
     def _note(self, start: yaml.Node, value: yaml.Node, place: Place) -> None:
         self._left -= 1

@@ -197,9 +197,12 @@ def permissions(kind: str, process: str) -> Permissions | None:
     owned = (
         subjects.RECORDS_STREAM,
         subjects.OUTCOMES_STREAM,
+        subjects.DEAD_LETTERS_STREAM,
+        subjects.AUDIT_STREAM,
+        # For operators: `sluice keys`, and the data of a tenant that is deleted.
+        subjects.API_KEYS_BUCKET,
         *subjects.GATEWAY_BUCKETS,
     )
-    kept = (subjects.DEAD_LETTERS_STREAM, subjects.AUDIT_STREAM)
     publish = (
         f"{subjects.BATCHERS}.*.*",
         subjects.CONTROL,
@@ -212,10 +215,6 @@ def permissions(kind: str, process: str) -> Permissions | None:
         *(f"{prefix}.>" for prefix in _STORED_BY_GATEWAYS),
         *(f"{subjects.bucket_prefix(bucket)}>" for bucket in subjects.GATEWAY_BUCKETS),
         *_each(owned, _CREATE, _CHANGE, _READ, _REMOVE),
-        *_each(kept, _CREATE, _CHANGE),
-        # Operators make keys, and revoke them; with a tenant its keys are deleted, and its audit.
-        *_each((subjects.API_KEYS_BUCKET,), _CREATE, _CHANGE, _READ, _REMOVE),
-        *_each((subjects.AUDIT_STREAM, subjects.DEAD_LETTERS_STREAM), _READ, _REMOVE),
     )
     subscribe = (
         f"{inbox(GATEWAY, process)}.>",
@@ -257,9 +256,9 @@ _READ: Final = (
     *("CONSUMER.CREATE.{}.>", "CONSUMER.CREATE.{}", "CONSUMER.INFO.{}.*"),
     *("CONSUMER.MSG.NEXT.{}.*", "CONSUMER.DELETE.{}.*"),
 )
-"""What JetStream is asked for to do that with a stream."""
+"""Requests of the JetStream API, below `$JS.API`, that each right consists of; {} is the stream."""
 
 
 def _each(streams: Iterable[str], *rights: Iterable[str]) -> list[str]:
-    """Yield the subjects of `rights` to each of `streams`."""
+    """Return the subjects of the JetStream API that grant `rights` on each of `streams`."""
     return [f"{_API}.{api.format(name)}" for name in streams for right in rights for api in right]

@@ -32,7 +32,7 @@
 | `$KV.SLUICE_JOBS.<job>` | `jobs`, `jobs` (JetStream) | `JobRecord` |
 | `$KV.SLUICE_JOBS.upload.<upload>` | `jobs`, `jobs` (JetStream) | `UploadRecord` |
 | `sluice.job_inputs.<upload>.<chunk>` | `jobs`, `jobs` (JetStream) | bytes of a file, or `MessageChunk` |
-| `sluice.job_results.<job>.<stage>.<round>` | `jobs`, `jobs` (JetStream) | `JobSegment` |
+| `sluice.job_results.<job>.<stage>.<attempt>` | `jobs`, `jobs` (JetStream) | `JobSegment` |
 | `$KV.SLUICE_API_KEYS.<id>` | `sluice keys`, gateways (JetStream) | `ApiKeyRecord` |
 | `$KV.SLUICE_SECRETS.<name>` | gateway or `jobs`, gateways and `jobs` (JetStream) | `google.protobuf.StringValue` |
 """
@@ -251,6 +251,6 @@ def job_input(upload: str, chunk: int) -> str:
     return f"{JOB_INPUTS}.{_token(upload)}.{chunk}"
 
 
-def job_results(job: str, stage: int, round_: int) -> str:
-    """Return the subject of the log of one pass of a job."""
-    return f"{JOB_RESULTS}.{_token(job)}.{stage}.{round_}"
+def job_results(job: str, stage: int, attempt: int) -> str:
+    """Return the subject of the log of one attempt at a stage of a job."""
+    return f"{JOB_RESULTS}.{_token(job)}.{stage}.{attempt}"

@@ -29,6 +29,15 @@ def test_check_shows_what_a_mesh_would_serve(
     assert shown["grpc"] == "127.0.0.1:50051"
 
 
+def test_check_tells_http_that_is_off_from_the_default(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for section, shown in (("", "127.0.0.1:8000 with"), ("http: {address: null}\n", "off\n")):
+        file.write_text(f"{MODELS}{section}")
+        assert run(["config", "check", str(file)]) == 0
+        assert f"  http: {shown}" in capsys.readouterr().out
+
+
 def test_check_exits_with_1_and_lists_all_problems(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

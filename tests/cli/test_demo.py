@@ -91,6 +91,11 @@ async def test_a_crash_that_shows_nothing_or_damage_fails(
         await crash_of(*runs)
 
 
+async def test_a_stream_that_fails_ends_the_crash_with_its_error() -> None:
+    with pytest.raises(errors.EngineFailed, match="lost"):
+        await crash_of([Fail(errors.EngineFailed("lost"))])
+
+
 async def test_trace_is_drawn_as_a_waterfall(capsys: pytest.CaptureFixture[str]) -> None:
     async with serving() as (_, address), AsyncClient(address) as client:
         described = await draw_trace(client, "req-1")

@@ -91,8 +91,17 @@ def test_a_problem_is_one_line_with_its_place(tmp_path: Path, text: str | bytes,
             "batcher: &shared\n  drain_s: x\ngateway:\n  <<: *shared\n",
             ["line 2: gateway.drain_s", "line 2: batcher.drain_s"],
         ),
+        (
+            "batcher: &a\n  drain_s: x\njobs: &b\n  drain_s: y\ngateway:\n  <<: [*a, *b]\n",
+            ["line 2: gateway.drain_s", "line 2: batcher.drain_s", "line 4: jobs.drain_s"],
+        ),
     ],
-    ids=["in the order of the file", "between sections too", "with lines of their origin"],
+    ids=[
+        "in the order of the file",
+        "between sections too",
+        "with lines of their origin",
+        "of several origins",
+    ],
 )
 def test_all_problems_are_listed(tmp_path: Path, text: str, lines: list[str]) -> None:
     head, *rest = message_of(tmp_path, text).splitlines()
