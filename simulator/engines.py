@@ -216,7 +216,7 @@ class SimulatedGenerateEngine:
             self._drop_waiting({request_id})
 
     def stretch(self, now: float) -> Stretch | None:
-        """Do what `ContinuousEngine.stretch` does."""
+        """Return the next steps; None without sequences. Those admitted meanwhile wait until the batch has ended."""
         if not self._live:
             self._batch = self._next_batch() if self._waiting else []
             self._live = {sequence.request_id: sequence for sequence in self._batch}

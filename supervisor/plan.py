@@ -212,9 +212,9 @@ def with_pages(settings: Settings, **pages: str | None) -> Settings:
 
 
 def _with_passwords(plan: MeshPlan, nats_config: NatsConfig) -> MeshPlan:
-    """`plan` with a password for each process, new at each start; its settings have the operator's.
+    """Give each process of `plan` a NATS password, new at each start; the settings get the operator's.
 
-    Ids of processes are new at each start too, so that NATS knows their kinds.
+    Processes choose their ids when they start, so the permissions are those of a kind, for any id (`ANY`).
     """
     nats_config = replace(
         nats_config,

@@ -56,7 +56,7 @@ CHANNEL_OPTIONS: Final = (
     # A connection of its own: another channel's back-off must not slow this one.
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""Of channels that wait for a server to answer."""
+"""gRPC options of channels that wait for a server: they reconnect often, and share no connection."""
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 

@@ -344,6 +344,7 @@ class RequestTable:
         self._close(request, now, stop=stop)
 
     def _close(self, request: QueuedRequest, now: float, *, stop: bool = True) -> None:
+        """Forget a request without a message to its gateway; with `stop` its worker is told to drop it."""
         if request.state < RequestState.ENDED:
             self._remove(request, now, stop=stop)
         request.state = RequestState.CLOSED

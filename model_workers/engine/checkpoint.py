@@ -97,7 +97,10 @@ def load_engine(
 
 
 def limit_threads(threads: int) -> None:
-    """Set the size of the process's thread pools; call it once, before the first computation."""
+    """Set the threads of torch's operators, and a single inter-op thread: engines run one operator at a time.
+
+    Call it once, before the first computation: torch refuses another size of the inter-op pool later.
+    """
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
 

@@ -99,6 +99,7 @@ class Placement:
         return None
 
     def _fits(self, worker: Capacity, entry: QueueEntry, now: float) -> bool:
+        """Return whether a worker can take a request as the first of a batch; `limit` decides about the others."""
         free = self.usable(worker, entry, now)
         if free.free_slots <= 0:
             return False
@@ -108,6 +109,7 @@ class Placement:
         if worker.idle:
             return True  # The worker itself refuses a request that can never fit.
         waiting = free.waiting_tokens
+        # A prompt longer than the maximum goes to a worker in which no prompt waits.
         if waiting and waiting + entry.prefill_tokens > self._order.policy.waiting_tokens_max:
             return False
         return entry.cache_tokens <= free.free_tokens

@@ -268,10 +268,10 @@ class BatchPolicy:
         worker: Capacity,
         now: float,
     ) -> None:
-        """Add what fits to the first request of a batch."""
+        """Add the companions that fit to a batch that has its first request; set `batch.limit` to why it ended."""
         first = batch.entries[0]
         closed = set[tuple[str, bool]]()
-        """By class the sides of `first`, longer and shorter, on which others would be padded too much."""
+        """(class, longer than `first`) of requests that are skipped, because one of them needed too much padding."""
         for entry in companions:
             side = entry.priority_class, entry.prefill_tokens > first.prefill_tokens
             if side in closed:
@@ -284,7 +284,7 @@ class BatchPolicy:
             batch.limit = limit
             if limit is not BatchLimit.PADDING:
                 return
-            # Requests further on this side would be padded even more; those on the other may fit.
+            # Later requests of this side are at least about as far from the length of `first`.
             closed.add(side)
 
     def _own_limit(self, batch: Batch[QueueEntry], entry: QueueEntry) -> BatchLimit | None:
@@ -304,6 +304,7 @@ class BatchPolicy:
     ) -> Iterator[QueueEntry]:
         """Yield the requests that may join `first`, in order."""
         if not self._policy.pads:
+            # Each must be sent, or the loop left, before the next one: it stays the first until it is sent.
             next_entry = self._order.first_unlimited if unlimited else self._order.first
             while (entry := next_entry(now)) is not None:
                 yield entry

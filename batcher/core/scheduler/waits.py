@@ -49,7 +49,7 @@ class ExpectedWaits:
     # Events.
 
     def on_decision(self, decision: Decision, now: float) -> None:
-        """Handle a decision: a batch went to a worker, or none could."""
+        """Handle a decision: its batch has gone to a worker, or no batch was formed."""
         # A task that waits for a policy's window does not wait for capacity.
         self._is_blocked = decision.batch is None and decision.wake_at is None
         self._occupancy.watch(now)

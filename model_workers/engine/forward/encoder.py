@@ -32,7 +32,7 @@ class PaddedTexts:
         """
         seconds = seconds or [0] * len(texts)
         output_of: dict[int, Tensor] = {}
-        for group in groups([len(text) for text in texts]):
+        for group in group_by_length([len(text) for text in texts]):
             chosen = [(texts[place], seconds[place]) for place in group]
             outputs = self._output(self._run(chosen)).float()
             for place, output in zip(group, outputs, strict=True):
@@ -55,12 +55,12 @@ class PaddedTexts:
         return self._model(**{name: tensor.to(device) for name, tensor in inputs.items()})
 
 
-def groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield indices of `lengths` in groups with a share of padding of at most `PADDING_MAX`."""
+def group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield indices of `lengths`, longest first, in groups with a share of padding of at most `PADDING_MAX`."""
     group: list[int] = []
     tokens = 0
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        # The first of a group is its longest.
+        # If this text joins, each row is as long as the first of the group, which is its longest.
         cells = (len(group) + 1) * lengths[group[0]] if group else lengths[place]
         if cells - tokens - lengths[place] > PADDING_MAX * cells:
             yield group

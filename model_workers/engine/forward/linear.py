@@ -257,7 +257,7 @@ def can_pack(kind: type[Linear], dtype: torch.dtype = torch.float32) -> bool:
 
 
 def _is_alone(x: Tensor) -> bool:
-    """Return whether there is a single row, which would be summed in another order than the same row among others."""
+    """Return whether `x` has one row. oneDNN sums it in another order than among others, so callers double it."""
     return x.numel() == x.shape[-1]
 
 

@@ -13,7 +13,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from model_workers.engine.forward.encoder import groups
+from model_workers.engine.forward.encoder import group_by_length
 from model_workers.engine.protocol import (
     Sampling,
     SequenceEnd,
@@ -129,7 +129,7 @@ def test_a_model_without_the_head_is_refused(tmp_path: Path) -> None:
 
 def test_groups_hold_every_place_once_and_little_padding() -> None:
     lengths = [5, 100, 7, 93, 6, 50, 1]
-    found = list(groups(lengths))
+    found = list(group_by_length(lengths))
     assert sorted(place for group in found for place in group) == list(range(len(lengths)))
     for group in found:
         cells = max(lengths[place] for place in group) * len(group)
