@@ -67,7 +67,11 @@ async def test_crash_without_damage_shows_the_gap(capsys: pytest.CaptureFixture[
     assert crash["killed"] == killed == ["worker-0"]
     assert (crash["recovered"], crash["damaged"], crash["tokens"]) == (STREAMS, 0, 404)
     assert crash["gap_ms"] > 0
-    assert "   killed worker-0\n   recovered 4\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert (
+        "   killed worker-0 after 100 tokens: 4 of 4 streams went on at another worker\n" in shown
+    )
+    assert " ms; 404 tokens compared with an undisturbed run: 0 streams differ\n" in shown
 
 
 async def test_worker_without_streams_is_followed_by_the_next() -> None:
