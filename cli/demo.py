@@ -200,10 +200,11 @@ async def survive_crash(
         "damaged": sum(before.tokens != after.tokens for before, after in pairs),
         "request_id": recovered[0].request_id,
     }
-    moved = f"{len(recovered)} of {STREAMS} streams went on at another worker"
-    _say(f"   killed {', '.join(killed)} after {KILL_TOKENS} tokens: {moved}")
-    compared = f"{crash['tokens']:,} tokens compared with an undisturbed run"
-    _say(f"   gap {crash['gap_ms']:.0f} ms; {compared}: {crash['damaged']} streams differ")
+    _say(
+        f"   killed {', '.join(killed)} after {KILL_TOKENS} tokens: {len(recovered)} of {STREAMS} streams went on at "
+        f"another worker\n   gap {crash['gap_ms']:.0f} ms; {crash['tokens']:,} tokens compared with an undisturbed "
+        f"run: {crash['damaged']} streams differ"
+    )
     if crash["damaged"]:
         message = f"{crash['damaged']} of {STREAMS} streams have other tokens than undisturbed"
         raise CommandFailed("STREAM_DAMAGED", message, {"crash": crash})

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError
@@ -84,10 +83,9 @@ class Jaeger:
             # Other servers say in JSON, too, that they have no such page; Jaeger does it without data.
             traces = [_trace(trace) for trace in answer["data"] or ()]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            says = f"HTTP {status}, {type(error).__name__} {error}"
-            raise self._failure("NOT_JAEGER", says) from error
-        if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
-            raise self._failure("JAEGER", f"HTTP {status} {answer.get('errors') or ''}".rstrip())
+            raise self._failure("NOT_JAEGER", f"HTTP {status}, {error!r}") from error
+        if status not in (200, 404):
+            raise self._failure("JAEGER", f"HTTP {status} {answer.get('errors')}")
         return traces
 
     def _fetch(self, asked: str) -> tuple[int, bytes]:

@@ -64,5 +64,5 @@ def input_hash(request: GenerateRequest | EmbedRequest) -> bytes:
             return b""
     # Logs of jobs have the hashes, so they stay the same from release to release.
     kind = b"embed" if isinstance(request, EmbedRequest) else b""
-    content = kind + request.SerializeToString(deterministic=True)
-    return hashlib.blake2b(content, digest_size=16).digest()
+    named = kind + request.SerializeToString(deterministic=True)
+    return hashlib.blake2b(named, digest_size=16).digest()

@@ -175,12 +175,10 @@ def _unfinished_result(item: Item, error: JobItemError) -> JobResult:
 
     An item that failed in the stage before keeps that error; an answer of that stage is replaced by `error`.
     """
-    outcome = JobResult()
-    if item.outcome is not None:
-        outcome.CopyFrom(item.outcome)
+    outcome = result_of(item, item.outcome or JobResult())
     if not outcome.HasField("error"):
         outcome.error.CopyFrom(error)
-    return result_of(item, outcome)
+    return outcome
 
 
 async def dead_letters(

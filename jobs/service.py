@@ -484,10 +484,10 @@ async def _pages(
         if outcome is not None:
             page.append(outcome.result)
             size += outcome.result.ByteSize()
-        is_due = outcome is None or size >= PAGE_BYTES or time.monotonic() - since >= FOLLOW_S
-        if page and is_due:
+        now = time.monotonic()
+        if page and (outcome is None or size >= PAGE_BYTES or now - since >= FOLLOW_S):
             yield page
-            page, size, since = [], 0, time.monotonic()
+            page, size, since = [], 0, now
     if page:
         yield page
 

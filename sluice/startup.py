@@ -22,6 +22,7 @@ ENGINE_NICE: Final = "SLUICE_ENGINE_NICE"
 """The variable that tells a worker the CPU priority of its engine."""
 _LOWEST: Final = 15_000
 """First port that servers may take; those of outgoing connections begin behind the last one."""
+_OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _TRIES: Final = 200
 
 _PROBLEMS: Final[Mapping[int, str]] = {
@@ -73,18 +74,12 @@ def free_port(host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
     Raises:
         SetupError: every port tried is in use.
     """
-    candidates = range(_LOWEST, max(_ephemeral_start(), _LOWEST + 1_000))
+    outgoing = int(_OUTGOING.read_text().split()[0]) if _OUTGOING.exists() else 32_768
+    candidates = range(_LOWEST, max(outgoing, _LOWEST + 1_000))
     for port in random.sample(candidates, _TRIES):
         if port not in taken and listen_problem(host, port) is None:
             return port
     raise SetupError(f"no free port on {host} from {candidates.start} to {candidates.stop}")
-
-
-def _ephemeral_start() -> int:
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 32_768
 
 
 def listen_problem(host: str, port: int) -> str | None:

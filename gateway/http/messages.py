@@ -253,8 +253,7 @@ class MessagesBody:
     def _chat_request(self) -> pb.GenerateRequest:
         """Return the request of the translated body; errors name the fields of the caller's body."""
         try:
-            request, _ = generate_request(CHAT, {**self._chat, "messages": self._messages})
-            return request
+            return generate_request(CHAT, {**self._chat, "messages": self._messages})[0]
         except BadField as error:
             # The message is "FIELD: problem", with a field of the translated body.
             path, _, description = str(error).partition(": ")

@@ -110,8 +110,7 @@ def _value(node: ast.expr) -> float:
 def _of_line(line: str) -> Iterator[Sum]:
     """Yield the sums of a line; of a = b = c each pair of neighbours."""
     for left, right in islice(pairwise(line.split("=")), SUMS_MAX):
-        near = left.rstrip()[-EXPRESSION_CHARS_MAX - 1 :]
-        tail = _BREAK.split(_LEFT.findall(near)[0])[-1]
+        tail = _BREAK.split(_LEFT.findall(left.rstrip()[-EXPRESSION_CHARS_MAX - 1 :])[0])[-1]
         if len(tail) > EXPRESSION_CHARS_MAX:
             continue  # its beginning may be cut off, and the rest has another value
         expression = tail.lstrip(" .,)").rstrip(" .,")
