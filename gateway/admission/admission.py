@@ -176,9 +176,8 @@ class Admission:
             await self._route(context, contexts)
             span = log.step(names.SPAN_TOKENIZE)
             is_prepared = await self.preparation.prepare_all(context, contexts)
-            if (
-                not is_prepared
-            ):  # its own estimate must not spend the budget that the next route asks for
+            # Its own estimate must not spend the budget that the next route asks for.
+            if not is_prepared:
                 self.limits.spending.release(context.tenant, context)
         if log.recorded:
             tokens = sum(len(prompt.prompt_token_ids) for prompt in context.prompts)
