@@ -269,17 +269,17 @@ class Admission:
         log.step(names.SPAN_ROUTE)
         plan = context.plan = await self._plan(context, contexts)
         log.routed(plan)
-        cost = plan.route.candidates[0].cost
+        cost = plan.costs.get(plan.model, 0.0)
         if context.to_prompts is None and not request.sampling.max_tokens:
             model = policies.catalog[plan.model]
             cost += price_of(model.settings, 0, model.max_answer_tokens)
         self._reserve_cost(context, cost)
         if contexts is None:  # the policy may want another model than the one that can do the work
-            governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY and plan.model != request.model
+            governed = plan.strategy == ROUTE_STRATEGY_SAFETY and plan.model != request.model
             if governed and request.model is not None:
                 raise SafetyBlocked(
-                    f"{plan.route.reason}, to {plan.model}, which cannot do the work of {request.model}",
-                    metadata={"rules": plan.route.reason, "policy": ""},
+                    f"{plan.reason}, to {plan.model}, which cannot do the work of {request.model}",
+                    metadata={"rules": plan.reason, "policy": ""},
                 )
 
     async def _plan(self, context: RequestContext, contexts: prompts.ContextFit | None) -> Plan:
@@ -302,7 +302,7 @@ class Admission:
         )
         plan = policies.router.plan(features, state)
         is_named = request.model not in (None, plan.model)
-        if plan.route.strategy == ROUTE_STRATEGY_BUDGET and is_named:
+        if plan.strategy == ROUTE_STRATEGY_BUDGET and is_named:
             _check_budget(request, plan, fits)
         if contexts is not None and prompts.is_replaceable(plan) and not fits(plan.model):
             contexts.relax()
@@ -354,7 +354,7 @@ def _check_budget(request: ValidRequest, plan: Plan, fits: Callable[[str], bool]
     else:
         return
     raise BudgetSpent(
-        f"{plan.route.reason}: {request.model} costs more than {plan.model}, {remedy}",
+        f"{plan.reason}: {request.model} costs more than {plan.model}, {remedy}",
         retry_after_s=BUDGET_RETRY_S,
     )
 

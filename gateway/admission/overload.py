@@ -326,7 +326,7 @@ class OverloadControl:
             fits: Returns whether the context of a model has room for the request.
         """
         # The safety policy's choice of a model is never replaced.
-        if plan.route.strategy == ROUTE_STRATEGY_SAFETY or not scheduling.allow_degraded:
+        if plan.strategy == ROUTE_STRATEGY_SAFETY or not scheduling.allow_degraded:
             return False
         for model in scheduling.rules.fallbacks.get(plan.model, ()):
             if fits(model) and self.outlook(model, scheduling, now).problem is None:

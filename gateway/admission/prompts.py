@@ -384,5 +384,5 @@ class Preparation:
 
 def is_replaceable(plan: Plan) -> bool:
     """Return whether the gateway chose the model: not the caller, the tokens it resumes with, or the safety policy."""
-    named = plan.route.strategy in (ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY)
-    return plan.route.degraded or not named
+    named = plan.strategy in (ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY)
+    return plan.degraded or not named

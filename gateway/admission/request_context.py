@@ -252,16 +252,16 @@ class RequestContext(SchedulingParams):
 
     def started(self) -> Started:
         """Return the first event of its answer."""
-        plan, route, first = self.plan, self.plan.route, self.first
+        plan, first = self.plan, self.first
         return Started(
             request_id=self.log.request_id,
             trace_id=self.log.trace_id,
             model=plan.model,
             route=Route(
-                tier=plan.tier,
-                strategy=route.strategy,
-                reason=route.reason,
-                degraded=route.degraded,
+                tier=plan.candidates[0].tier,
+                strategy=plan.strategy,
+                reason=plan.reason,
+                degraded=plan.degraded,
             ),
             seed=first.sampling.seed,
             prompt_tokens=len(first.prompt_token_ids),

@@ -266,7 +266,7 @@ class Generator:
     def _open(self, context: RequestContext) -> AnswerStream:
         """Return a new answer, its task on the way. Nothing is awaited after it is open: `_deliver` closes it."""
         request, prompt, upstream = context.request, context.first, self.upstream
-        for score in context.plan.route.scores:
+        for score in context.plan.scores:
             self.drift.scored(score)
         steering = Steering()
         cascade, guards = None, None
@@ -316,7 +316,7 @@ class Generator:
             self.state.answers.on_end(log.answer_key, answer)
         if cascade is not None and cascade.score is not None:
             self.drift.scored(cascade.score)
-            context.plan.route.scores.append(cascade.score)
+            context.plan.scores.append(cascade.score)
         self.ended(log)
         if log.answer_findings or (log.guards is not None and log.guards.decided):
             self.records.decided(log)

@@ -20,7 +20,7 @@ that has.
 import fnmatch
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -71,48 +71,79 @@ class Plan:
     The router makes and changes a plan; afterwards only overload control changes it.
 
     Attributes:
-        route: the decision; its first candidate answers first.
+        strategy: what decided.
+        reason: why, for people.
+        candidates: models that could answer, best first; the first one answers first.
+        reasons: why each of them may answer.
         policy: name of the routing policy; "" is the section `routing` itself.
+        degraded: whether a smaller model took over.
         cascade: how the answer may escalate to a second model; None if it may not.
         answer_predictor: learned head that judges the first answer, if there is one.
+        scores: what learned heads predicted, in the order in which they were asked.
+        qualities: chance that the answer is right, by model, where it was predicted.
+        costs: estimated cost by model, in the currency of the prices.
+        waits_s: expected wait by model, in seconds.
+        versions: version of each thing that the decision was made with.
     """
 
-    route: admin_pb2.RouteRecord
+    strategy: pb.RouteStrategy.ValueType
+    reason: str
+    candidates: list[ModelSettings]
+    reasons: dict[str, str]
     policy: str = ""
+    degraded: bool = False
     cascade: CascadeRoute | None = None
     answer_predictor: LearnedHead | None = None
+    scores: list[admin_pb2.RouterScore] = field(default_factory=list)
+    qualities: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+    waits_s: Mapping[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
         """Model that answers first."""
-        return self.route.candidates[0].model
+        return self.candidates[0].name
 
     @property
-    def tier(self) -> str:
-        """Tier of that model."""
-        return self.route.candidates[0].tier
-
-    @property
-    def strategy(self) -> str:
+    def strategy_word(self) -> str:
         """Name of the strategy that decided."""
-        return word_of(pb.RouteStrategy, self.route.strategy)
+        return word_of(pb.RouteStrategy, self.strategy)
+
+    def record(self) -> admin_pb2.RouteRecord:
+        """Return the plan for the record of the request."""
+        record = admin_pb2.RouteRecord(
+            strategy=self.strategy,
+            reason=self.reason,
+            degraded=self.degraded,
+            versions=self.versions,
+            scores=self.scores,
+        )
+        for model in self.candidates:
+            name = model.name
+            candidate = record.candidates.add(
+                model=name,
+                tier=model.tier,
+                reason=self.reasons[name],
+                quality=self.qualities.get(name),
+                cost=self.costs.get(name, 0.0),
+            )
+            if wait_s := self.waits_s.get(name):
+                set_duration(candidate.expected_wait, wait_s * 1e3)
+        return record
 
     def move(self, model: ModelSettings, reason: str, *, last: bool = False) -> None:
         """Make `model` the first candidate, or the last one, for `reason`."""
-        others = {candidate.model: candidate for candidate in self.route.candidates}
-        new = admin_pb2.RouteCandidate(model=model.name, tier=model.tier)
-        moved = others.pop(model.name, new)
-        moved.reason = reason
-        del self.route.candidates[:]
-        ordered = (*others.values(), moved) if last else (moved, *others.values())
-        self.route.candidates.extend(ordered)
+        others = [other for other in self.candidates if other.name != model.name]
+        self.candidates = [*others, model] if last else [model, *others]
+        self.reasons[model.name] = reason
 
     def degrade(self, model: ModelSettings, cause: str) -> None:
         """Let a smaller `model` answer instead, without a cascade, because of `cause`."""
         reason = f"degraded: {cause}"
         self.move(model, reason)
-        self.route.reason = f"{self.route.reason}; {reason}"
-        self.route.degraded, self.cascade = True, None
+        self.reason = f"{self.reason}; {reason}"
+        self.degraded, self.cascade = True, None
 
 
 class RoutingState(NamedTuple):
@@ -183,9 +214,8 @@ class Router:
         name = next(chosen, "")
         policy = self._settings.policies.get(name, self._settings)
         model, strategy, reason = _chosen(policy, features)
-        first = admin_pb2.RouteCandidate(model=model, tier=self._models[model].tier, reason=reason)
-        route = admin_pb2.RouteRecord(strategy=strategy, reason=reason, candidates=(first,))
-        plan, is_governed = Plan(route, name), features.governed is not None
+        plan = Plan(strategy, reason, [self._models[model]], {model: reason}, name)
+        is_governed = features.governed is not None
         if strategy == pb.ROUTE_STRATEGY_LEARNED and policy.learned is not None:
             self._predict(plan, policy.learned, features)
         # A governed model is final, and only the model of a resumed answer can continue it.
@@ -196,7 +226,7 @@ class Router:
                 self._limit_cost(plan, policy, features.tenant, state)
         # A pinned model was asked for; one that a budget chose must not be replaced by a dearer one.
         final = pb.ROUTE_STRATEGY_PINNED, pb.ROUTE_STRATEGY_BUDGET
-        if not is_governed and route.strategy not in final:
+        if not is_governed and plan.strategy not in final:
             if policy.load is not None and state.fits(policy.load.model):
                 self._avoid_wait(plan, policy.load, state)
             if policy.canaries:
@@ -205,12 +235,12 @@ class Router:
                 self._add_second(plan, policy.cascade, state)
         # The tokenizer depends on the model, so the length is an estimate until one is chosen.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
-        for candidate in route.candidates:
-            settings = self._models[candidate.model]
-            candidate.cost = price_of(settings, prompt_tokens, features.answer_tokens)
-            if wait_s := state.wait_s(candidate.model):
-                set_duration(candidate.expected_wait, wait_s * 1e3)
-        route.versions["routing"] = self._version
+        plan.costs = {
+            model.name: price_of(model, prompt_tokens, features.answer_tokens)
+            for model in plan.candidates
+        }
+        plan.waits_s = {model.name: state.wait_s(model.name) for model in plan.candidates}
+        plan.versions["routing"] = self._version
         return plan
 
     def _predict(self, plan: Plan, learned: LearnedRoute, features: Features) -> None:
@@ -222,18 +252,16 @@ class Router:
             first, second = second, first
         plan.move(self._models[first], prediction.reason)
         plan.move(self._models[second], prediction.reason, last=True)
-        for candidate in plan.route.candidates:
-            candidate.quality = prediction.score.chances[candidate.model]
-        plan.route.reason = prediction.reason
-        plan.route.versions["router"] = prediction.score.version
-        plan.route.scores.append(prediction.score)
+        plan.reason, plan.qualities = prediction.reason, prediction.score.chances
+        plan.versions["router"] = prediction.score.version
+        plan.scores.append(prediction.score)
 
     def _limit_cost(
         self, plan: Plan, policy: RoutingPolicy, tenant: str, state: RoutingState
     ) -> None:
         """Let a cheaper model answer if the tenant is near or over a limit."""
         soft = None
-        if state.soft_limit is not None and plan.route.strategy != pb.ROUTE_STRATEGY_PINNED:
+        if state.soft_limit is not None and plan.strategy != pb.ROUTE_STRATEGY_PINNED:
             soft = state.soft_limit(tenant)
         if soft is not None and state.fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
             self._replace(plan, soft[0], pb.ROUTE_STRATEGY_BUDGET, soft[1])
@@ -251,16 +279,15 @@ class Router:
         """Let the first canary answer that the request is drawn for, if it has room."""
         trial = next(iter(drawn(policy.canaries, plan.model, key)), None)
         if trial is not None and state.fits(trial.model):
-            reason = f"{plan.route.reason}; drawn for {trial.share:.0%} of {trial.of}"
+            reason = f"{plan.reason}; drawn for {trial.share:.0%} of {trial.of}"
             self._replace(plan, trial.model, pb.ROUTE_STRATEGY_CANARY, reason)
 
     def _add_second(self, plan: Plan, cascade: CascadeRoute, state: RoutingState) -> None:
         """Let the answer escalate to the second model of the policy's cascade, if that has room."""
         if not state.fits(cascade.second):
             return
-        route = plan.route
-        route.strategy, plan.cascade = pb.ROUTE_STRATEGY_CASCADE, cascade
-        route.reason = f"{route.reason}; {cascade.second} where it is in doubt"
+        plan.strategy, plan.cascade = pb.ROUTE_STRATEGY_CASCADE, cascade
+        plan.reason = f"{plan.reason}; {cascade.second} where it is in doubt"
         head = policy_key(plan.policy), admin_pb2.ROUTER_HEAD_CASCADE
         plan.answer_predictor = self._heads.get(head)
         why = "answers where the first answer is in doubt"
@@ -268,12 +295,12 @@ class Router:
 
     def _make_room(self, plan: Plan, fits: Callable[[str], bool]) -> None:
         """Move a model that has room for the request to the front, as the chosen one has none."""
-        others = [candidate.model for candidate in plan.route.candidates[1:]]
+        others = [model.name for model in plan.candidates[1:]]
         for model in (*others, *self._spares):
             if fits(model):
                 reason = f"the context of {plan.model} has no room for the request"
                 plan.move(self._models[model], reason)
-                plan.route.reason = f"{plan.route.reason}; {reason}"
+                plan.reason = f"{plan.reason}; {reason}"
                 return
 
     def _keep_budget(
@@ -284,7 +311,7 @@ class Router:
         A caller who names a model gets the budget's model in any case, because they can name
         another one.
         """
-        pinned = plan.route.strategy == pb.ROUTE_STRATEGY_PINNED
+        pinned = plan.strategy == pb.ROUTE_STRATEGY_PINNED
         for budget in policy.budgets:
             named = not budget.tenants or tenant in budget.tenants
             if not named or (pinned and self._is_cheap(plan.model, budget.model)):
@@ -296,7 +323,7 @@ class Router:
                 else:
                     reason += f", but the context of {budget.model} has no room for the request"
                 # Also where its model would answer anyway: no canary or cascade may raise the cost.
-                plan.route.strategy, plan.route.reason = pb.ROUTE_STRATEGY_BUDGET, reason
+                plan.strategy, plan.reason = pb.ROUTE_STRATEGY_BUDGET, reason
                 return
 
     def _is_cheap(self, model: str, other: str) -> bool:
@@ -312,7 +339,7 @@ class Router:
     ) -> None:
         """Let `model` answer in place of the chosen one."""
         if model != plan.model:
-            plan.route.strategy, plan.route.reason = strategy, reason
+            plan.strategy, plan.reason = strategy, reason
             plan.move(self._models[model], reason)
 
 

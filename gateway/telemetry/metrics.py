@@ -89,7 +89,7 @@ class RequestMetrics:
         if log.runs is None or log.plan is None:
             return  # it was refused, or got an earlier answer
         plan, span = log.plan, log.server.get_span_context()
-        self._routes[plan.model, plan.strategy, str(plan.route.degraded).lower()] += 1
+        self._routes[plan.model, plan.strategy_word, str(plan.degraded).lower()] += 1
         for run in log.runs:
             self._count_run(run, record.currency, model, priority_class, span)
         labels = log.method, "sluice", model, priority_class

@@ -258,10 +258,10 @@ class RequestLog(AbstractContextManager["RequestLog"]):
         if self.recorded:
             self._step_span.set_attributes(
                 {
-                    names.ROUTE_STRATEGY: plan.strategy,
-                    names.ROUTE_REASON: plan.route.reason,
-                    names.ROUTE_DEGRADED: plan.route.degraded,
-                    names.TIER: plan.tier,
+                    names.ROUTE_STRATEGY: plan.strategy_word,
+                    names.ROUTE_REASON: plan.reason,
+                    names.ROUTE_DEGRADED: plan.degraded,
+                    names.TIER: plan.candidates[0].tier,
                     names.GEN_AI_RESPONSE_MODEL: plan.model,
                 }
             )
@@ -372,8 +372,8 @@ class RequestLog(AbstractContextManager["RequestLog"]):
                 {
                     names.GEN_AI_RESPONSE_MODEL: plan.model,
                     **usage_attributes(usage, sum(run.cost for run in runs)),
-                    names.TIER: plan.tier,
-                    names.ROUTE_STRATEGY: plan.strategy,
+                    names.TIER: plan.candidates[0].tier,
+                    names.ROUTE_STRATEGY: plan.strategy_word,
                     names.CACHED: usage.cached,
                 }
             )

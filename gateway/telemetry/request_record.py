@@ -73,7 +73,7 @@ class RequestRecords:
             policy=log.policy,
             answer_key=log.answer_key,
             error_reason=log.error,
-            route=None if log.plan is None else log.plan.route,
+            route=None if log.plan is None else log.plan.record(),
             attempts=self._attempts(log),
             guards=[_guard(decided) for decided in (*log.checks, *_decided(log))],
             decisions=[

@@ -189,7 +189,7 @@ class Upstream:
         Returns False when none may or can answer; the stream ends with `error` then.
         """
         run = stream.current
-        is_governed = context.plan.route.strategy == pb.ROUTE_STRATEGY_SAFETY
+        is_governed = context.plan.strategy == pb.ROUTE_STRATEGY_SAFETY
         if not context.allow_degraded or is_governed or not isinstance(error, FAILURES):
             return False
         now, failed = time.monotonic(), {run.model for run in stream.runs}

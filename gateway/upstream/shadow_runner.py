@@ -82,7 +82,7 @@ class ShadowRunner:
         plan, routing, current = context.plan, context.policies.settings.routing, stream.current
         policy, outcomes = routing.policies.get(plan.policy, routing), routing.outcomes
         pair, outcome = policy.pair or outcomes.pair, None
-        is_governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY
+        is_governed = plan.strategy == ROUTE_STRATEGY_SAFETY
         if is_governed or not (pair or policy.shadows) or not learnable(context.request, stream):
             return
         if pair and current.model in pair and context.tenant in outcomes.tenants:

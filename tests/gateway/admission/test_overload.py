@@ -15,7 +15,6 @@ from sluice.errors import ExpectedLate, ModelUnavailable
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerRules
-from sluice.v1.admin_pb2 import RouteCandidate, RouteRecord
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY, RouteStrategy
 from sluice.wire.subjects import RANKS
 
@@ -79,8 +78,7 @@ class Scene:
     ) -> Plan:
         now = self.now + after_s
         scheduling = overload.SchedulingParams("standard", now + timeout_s, allow, rules=RULES)
-        asked = RouteCandidate(model="large", tier="l", reason="asked for")
-        plan = Plan(RouteRecord(strategy=strategy, reason="asked for", candidates=[asked]))
+        plan = Plan(strategy, "asked for", [RULES.models["large"]], {"large": "asked for"})
         problem = self.overload.outlook("large", scheduling, now).problem
         if problem is not None and not self.overload.degrade(plan, problem, scheduling, now):
             raise problem
@@ -156,8 +154,8 @@ def test_late_request_is_refused_with_retry_time(scene: Scene) -> None:
 def test_first_fallback_in_time_answers_if_allowed(scene: Scene) -> None:
     scene.report(large=9.0, medium=9.0, small=0.1)
     plan = scene.choose(3.0, allow=True)
-    assert (plan.model, plan.tier, plan.route.degraded) == ("small", "s", True)
-    assert plan.route.reason == (
+    assert (plan.model, plan.candidates[0].tier, plan.degraded) == ("small", "s", True)
+    assert plan.reason == (
         "asked for; degraded: deadline: 3.0 s left, about 10.0 s expected of large"
         " (900 tokens before it at 100 tokens/s)"
     )
@@ -221,7 +219,7 @@ def test_failed_model_is_skipped_for_the_next(scene: Scene) -> None:
     scene.report(large=0.0, medium=0.0)
     scene.breakers.failed("large", RULES.breaker, scene.now)
     plan = scene.choose(3.0, allow=True)
-    assert (plan.model, plan.route.degraded) == ("medium", True)
+    assert (plan.model, plan.degraded) == ("medium", True)
     with pytest.raises(ModelUnavailable, match="failed repeatedly") as caught:
         scene.choose(3.0)
     assert caught.value.retry_after_s == pytest.approx(BreakerRules().open_s)

@@ -43,9 +43,9 @@ def test_the_target_moves_the_line(artefact: Path) -> None:
         router = load_router(settings(artefact, {"strong_share": share}), MODELS)
         plans = [router.plan(Features(None, text=text)) for text in texts]
         shares.append(sum(plan.model == "large" for plan in plans) / len(plans))
-        assert {plan.strategy for plan in plans} == {"learned"}
-        assert all("predicted gain" in plan.route.reason for plan in plans)
-        assert all(plan.route.versions["router"] for plan in plans)
+        assert {plan.strategy_word for plan in plans} == {"learned"}
+        assert all("predicted gain" in plan.reason for plan in plans)
+        assert all(plan.versions["router"] for plan in plans)
     assert shares == sorted(shares)
     assert shares[0] < 0.4
     assert shares[-1] == 1.0

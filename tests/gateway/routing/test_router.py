@@ -85,7 +85,7 @@ def test_models_without_room_are_passed_over(
     features, waits = auto("1 2 3", tenant="acme"), {"large": 5.0}
     assert plan(settings, features, waits, {"acme": 2}, ("large", "next")).model == model
     found = plan(settings, features, waits, {"acme": 2}, ("large", "next"))
-    assert reason in found.route.reason
+    assert reason in found.reason
 
 
 def test_another_server_gets_nothing_it_was_not_named_for() -> None:
@@ -144,9 +144,9 @@ def test_plan_names_model_strategy_policy_and_reason(
     settings: dict[str, Any], features: Features, state: dict[str, Any], route: str, reason: str
 ) -> None:
     result = plan(settings, features, **state)
-    assert f"{result.model} {result.strategy} {result.policy}".strip() == route
-    assert reason in result.route.reason
-    assert (result.cascade is not None) == (result.strategy == "cascade")
+    assert f"{result.model} {result.strategy_word} {result.policy}".strip() == route
+    assert reason in result.reason
+    assert (result.cascade is not None) == (result.strategy_word == "cascade")
 
 
 @pytest.mark.parametrize(
@@ -195,12 +195,12 @@ def test_tokens_are_counted_only_where_a_rule_asks() -> None:
 
 def test_the_learned_router_ranks_both_models_and_is_named() -> None:
     found = plan({"learned": LEARNED}, auto("a long prompt"))
-    assert (found.model, found.strategy) == ("large", "learned")
-    assert [(one.model, one.quality) for one in found.route.candidates] == [
+    assert (found.model, found.strategy_word) == ("large", "learned")
+    assert [(one.model, one.quality) for one in found.record().candidates] == [
         ("large", 0.75),
         ("small", 0.5),
     ]
-    assert found.route.versions == {"routing": "v1", "router": "r1"}
+    assert found.versions == {"routing": "v1", "router": "r1"}
     assert plan({"learned": LEARNED}, auto("short")).model == "small"
 
 
@@ -212,7 +212,7 @@ def test_canaries_get_their_share() -> None:
     plans = [plan(settings, auto(key=f"req-{number}")) for number in range(3000)]
     canaries = [one for one in plans if one.model == "next"]
     assert 0.17 < len(canaries) / 3000 < 0.23
-    assert all(one.strategy == "canary" and "20%" in one.route.reason for one in canaries)
+    assert all(one.strategy_word == "canary" and "20%" in one.reason for one in canaries)
     assert plan(settings, auto(key="req-7")) == plans[7]
 
 
@@ -229,17 +229,17 @@ def test_shadows_are_drawn_independently_of_canaries() -> None:
 def test_a_cascade_begins_where_its_first_model_would_answer() -> None:
     settings = {"learned": LEARNED, "cascade": CASCADE}
     found = plan(settings, auto("short"))
-    assert (found.model, found.strategy) == ("small", "cascade")
+    assert (found.model, found.strategy_word) == ("small", "cascade")
     assert found.cascade is not None
     assert found.cascade.second == "large"
-    assert [one.model for one in found.route.candidates] == ["small", "large"]
-    assert found.route.candidates[1].quality == 0.75
+    assert [one.model for one in found.record().candidates] == ["small", "large"]
+    assert found.record().candidates[1].quality == 0.75
     assert plan(settings, auto("a long prompt")).cascade is None
 
 
 def test_candidates_carry_cost_and_wait() -> None:
     features = auto("x" * 400, answer_tokens=50)
-    (found,) = plan({}, features, {"small": 0.25}, {}).route.candidates
+    (found,) = plan({}, features, {"small": 0.25}, {}).record().candidates
     assert found.cost == pytest.approx((100 * 1 + 50 * 2) / 1e6)
     assert ms_of(found.expected_wait) == 250
 
