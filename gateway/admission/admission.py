@@ -180,7 +180,8 @@ class Admission:
             if not is_prepared:
                 self.limits.spending.release(context.tenant, context)
         if log.recorded:
-            tokens = sum(len(prompt.prompt_token_ids) for prompt in context.prompts)
+            counted = context.prompts[:1] if context.plan.cascade else context.prompts
+            tokens = sum(len(prompt.prompt_token_ids) for prompt in counted)
             span.set_attribute(names.INPUT_TOKENS, tokens)
         log.step("")
         self._reserve_longest(context)
@@ -188,14 +189,13 @@ class Admission:
     def _reserve_longest(self, context: RequestContext) -> None:
         """Reserve tokens and cost of the longest answers to the prompts of a request; raise LimitReached."""
         cost, total = 0.0, 0
-        sent = [*context.prompts, *([context.second] if context.second else [])]
-        for prompt in sent:
+        for prompt in context.prompts:
             tokens, answer_tokens = len(prompt.prompt_token_ids), prompt.sampling.max_tokens
             cost += price_of(prompt.model.settings, tokens, answer_tokens)
             total += tokens + answer_tokens
         self._reserve_cost(context, cost)
         if context.is_limited:
-            model, payer = sent[0].model.name, context.request.caller
+            model, payer = context.plan.model, context.request.caller
             if settle := self.limits.reserve(payer, model, total):
                 context.settles.append(settle)
 
@@ -216,7 +216,6 @@ class Admission:
         """
         span = context.log.step(names.SPAN_SAFETY)
         inspection = await self._find(context)
-        context.log.inspected(inspection)
         inspector = context.policies.inspector
         if inspector.dry_run is not None:
             rehearse = partial(inspector.rehearse, inspection)
@@ -228,11 +227,10 @@ class Admission:
         context.conversation = passed(context.conversation, inspection)
 
     async def _find(self, context: RequestContext) -> RequestInspection:
-        """Return what the policy finds in the texts of a request, and set its inspection."""
+        """Return what the policy finds in the texts of a request, and set what later steps need of it."""
         texts, tenant = context.request.conversation.texts, context.tenant
         begin = partial(_begin, context)
         inspection = await self._inspecting.work_on(texts, tenant, begin)
-        context.inspection = inspection
         if guards := inspection.policy.prompt_readers:
             checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
             normalized = inspection.normalized
@@ -240,6 +238,9 @@ class Admission:
             inspection.checks = tuple(decided)
             decide = partial(inspection.decide, entities)
             await self._inspecting.work_on(texts, tenant, decide)
+        context.log.inspected(inspection)
+        context.safety, context.governed = inspection.policy, inspection.governed
+        context.placeholders = inspection.placeholders
         return inspection
 
     async def _refuse_too_long(self, context: RequestContext) -> None:
@@ -317,12 +318,12 @@ class Admission:
     async def _features(self, context: RequestContext) -> Features:
         """Return what the router looks at."""
         request, policies = context.request, context.policies
-        conversation, inspection = context.conversation, context.inspection
+        conversation = context.conversation
         # A resumed answer continues on the model that its tokens came from.
         resumed = request.resume_model if request.resume else ""
         model = resumed or request.model
         tokens: Sequence[int] = ()
-        is_routed = model is None and inspection.governed is None
+        is_routed = model is None and context.governed is None
         if is_routed and policies.router.needs_prompt_tokens and conversation.turns:
             default = policies.catalog[policies.catalog.default]
             tokens = await prompts.encode(
@@ -338,8 +339,8 @@ class Admission:
             answer_tokens=request.sampling.max_tokens,
             labels=request.labels,
             tenant=request.tenant,
-            findings=frozenset([rule for rule, _ in inspection.counts]),
-            governed=inspection.governed,
+            findings=frozenset([rule for rule, _ in context.log.findings]),
+            governed=context.governed,
             resumed=bool(resumed),
             key=request.route_key or context.request_id,
         )

@@ -9,20 +9,19 @@ Score.
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from gateway.admission.overload import OverloadControl
-from gateway.admission.request_context import PreparedPrompt, RequestContext
+from gateway.admission.request_context import OpenFilter, PreparedPrompt, RequestContext
 from gateway.admission.turns import TextThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
 from gateway.models.tools import grammar_of
 from gateway.routing.router import Plan
-from gateway.safety.output.filter import OutputFilter
 from gateway.validation.conversation import Conversation, messages_of
 from gateway.validation.options import NO_EFFORT, check_server, function_of
 from gateway.validation.requests import ValidRequest, in_vocabulary
@@ -49,13 +48,13 @@ def check_length(texts: Sequence[str], models: Sequence[ServedModel]) -> None:
 
 
 async def prepare(
-    request: ValidRequest,
-    conversation: Conversation,
-    model: ServedModel,
-    inspect: Callable[[], OutputFilter | None] | None,
-    threads: TextThreads,
+    context: RequestContext, request: ValidRequest, model: ServedModel, threads: TextThreads
 ) -> PreparedPrompt:
-    """Return the prompt of a conversation for `model`; raise as `encode`, `fit` and `hear`."""
+    """Return the prompt of `request`, that of `context` or one like it, for `model`.
+
+    Raises as `encode`, `fit` and `hear`.
+    """
+    conversation, inspect = context.conversation, context.open_filter
     if request.audio is not None:
         return hear(request, request.audio, conversation.turns[0].content, model, inspect)
     if model.tokenizer.speech is not None:
@@ -70,7 +69,7 @@ def hear(
     audio: ValidAudio,
     before: str,
     model: ServedModel,
-    inspect: Callable[[], OutputFilter | None] | None,
+    inspect: OpenFilter,
 ) -> PreparedPrompt:
     """Return the prompt of `audio` for `model`, behind the text `before`; raise as `fit`.
 
@@ -267,8 +266,8 @@ class ContextFit:
 
     def __init__(self, context: RequestContext) -> None:
         """Know nothing but the size of the texts. Guard models answer only if a request names them."""
-        safety, routing = context.inspection.policy, context.policies.settings.routing
-        guards = {guard.settings.model for guard in safety.guards}
+        routing = context.policies.settings.routing
+        guards = {guard.settings.model for guard in context.safety.guards}
         guards -= {name for _, name in routing.all_models()} if guards else set()
         self._catalog, self._excluded = context.policies.catalog, guards
         self._chars = sum(map(len, context.conversation.texts))
@@ -319,7 +318,7 @@ class Preparation:
         self.threads = threads
 
     async def prepare_all(self, context: RequestContext, contexts: ContextFit | None) -> bool:
-        """Set the prompts of a routed request, and that of a cascade's second model, so that no escalation waits.
+        """Set the prompts of a routed request; that of a cascade's second model too, so that no escalation waits.
 
         Args:
             context: The request.
@@ -339,12 +338,12 @@ class Preparation:
         )
         if first is None:
             return False
-        context.first, context.prompts = first, (first,)
+        context.prompts, context.seed = (first,), first.sampling.seed
         if plan.cascade is not None and contexts is not None:
-            context.second = await self.prepare_for(context, plan.cascade.second, contexts)
-            if context.second is None:
+            second = await self.prepare_for(context, plan.cascade.second, contexts)
+            if second is None:
                 return False
-            context.second.sampling.seed = first.sampling.seed
+            second.sampling.seed, context.prompts = context.seed, (first, second)
             # The first answer is judged by its log-probabilities, whether the caller wants them or not.
             first.sampling.logprobs = True
         return True
@@ -356,7 +355,7 @@ class Preparation:
 
         Returns None, and notes the length in `contexts`, if prompt and answer have no room there.
         """
-        request, conversation, policies = context.request, context.conversation, context.policies
+        request, policies = context.request, context.policies
         latest = policies.catalog[model]
         version = policies.catalog.versions.get((model, request.resume_version), latest)
         if (
@@ -367,9 +366,9 @@ class Preparation:
                 "resume.resume_token",
                 "is of a version of the model that was replaced: ask again without resume",
             )
-        inspect = partial(policies.inspector.answer, context.inspection, conversation.system_text)
+        context.task_names[model] = version.task_name
         try:
-            prepared = await prepare(request, conversation, version, inspect, self.threads)
+            prepared = await prepare(context, request, version, self.threads)
         except PromptTooLong as error:
             if contexts is None:
                 raise

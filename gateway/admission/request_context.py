@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import grpc
@@ -26,8 +27,9 @@ from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.models.catalog import ServedModel
 from gateway.routing.router import CHARS_PER_TOKEN, Plan
-from gateway.safety.inspector import RequestInspection
+from gateway.safety.findings import Placeholders
 from gateway.safety.output.filter import OutputFilter
+from gateway.safety.policy import SafetyPolicy
 from gateway.telemetry.request_log import CALLER_GONE, RequestLog
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
@@ -131,6 +133,10 @@ def internal_error() -> InternalError:
     return InternalError("the gateway failed; its log has the reason")
 
 
+OpenFilter = Callable[[], OutputFilter | None]
+"""Make a filter for an answer; None if answers are not filtered."""
+
+
 @dataclass
 class PreparedPrompt:
     """A prompt for one model.
@@ -139,7 +145,7 @@ class PreparedPrompt:
         model: The model.
         prompt_token_ids: Tokens of the prompt; with audio, what its decoder begins with.
         sampling: Sampling parameters.
-        inspect: Returns a filter for an answer; None if answers are not filtered.
+        inspect: Makes the filter of its answer, if anybody reads that.
         values: The numbers that are wanted instead of an answer.
         truncated: Whether the text was cut to fit the context.
         audio: What the model hears.
@@ -150,7 +156,7 @@ class PreparedPrompt:
     model: ServedModel
     prompt_token_ids: Sequence[int]
     sampling: Sampling
-    inspect: Callable[[], OutputFilter | None] | None
+    inspect: OpenFilter | None
     values: Values | None = None
     truncated: bool = False
     audio: Audio | None = None
@@ -195,20 +201,25 @@ class RequestContext(SchedulingParams):
         conversation: Its texts as a model may see them.
         to_prompts: Makes the prompts of a request about texts; None for a request that one answer is for.
         policies: What decides about it; taken once, when it is admitted.
-        inspection: What was found in its texts, by the policy in force.
+        safety: The safety policy that decides about it.
+        governed: Model that must answer by that policy, and the rule that asked for it, if there is one.
+        placeholders: Those of its texts; None if nothing was found in them.
         plan: Where it is routed.
-        prompts: One prompt, or one for each text, pair or answer of a request about texts, in order.
-        first: The prompt of a request that one answer is for, for the model that is asked first.
-        second: The prompt for the second model of a cascade.
+        prompts: Until its run is made, the prompt for the first model, and that for the second of a cascade; or one for
+            each text, pair or answer of a request about texts, in order.
+        seed: The seed of its answer.
+        task_names: What tasks call the models that it was prepared for.
         is_limited: Whether its tenant or key may have limits.
         settles: Settles what it has taken of limits, see `Admission.release`.
     """
 
     policies: Policies
-    inspection: RequestInspection
+    safety: SafetyPolicy
+    governed: tuple[str, str] | None
+    placeholders: Placeholders | None
     plan: Plan
     prompts: Sequence[PreparedPrompt]
-    first: PreparedPrompt
+    seed: int
     is_limited: bool
 
     def __init__(
@@ -244,15 +255,15 @@ class RequestContext(SchedulingParams):
         self.timings = log.timings
         self.conversation = conversation
         self.to_prompts = to_prompts
-        self.second: PreparedPrompt | None = None
+        self.task_names = dict[str, str]()
         self.settles: list[Settle] = []
         self._resume_key = resume_key
         self._timeout: asyncio.Timeout | None = None
         self._stopped_by: SluiceError | None = None
 
     def started(self) -> Started:
-        """Return the first event of its answer."""
-        plan, first = self.plan, self.first
+        """Return the first event of its answer, which says itself how long the prompt is."""
+        plan = self.plan
         return Started(
             request_id=self.log.request_id,
             trace_id=self.log.trace_id,
@@ -263,17 +274,26 @@ class RequestContext(SchedulingParams):
                 reason=plan.reason,
                 degraded=plan.degraded,
             ),
-            seed=first.sampling.seed,
-            prompt_tokens=len(first.prompt_token_ids),
+            seed=self.seed,
         )
 
     def resume_token(self, model: str) -> ResumeToken:
         """Return the resume token of an answer of `model`; another version of the model does not continue it."""
         assert self._resume_key is not None, "it has an answer"
-        prompts, sampling = (self.first, self.second), self.first.sampling
-        task_names = {prompt.model.name: prompt.model.task_name for prompt in prompts if prompt}
-        seed = sampling.seed if sampling.temperature > 0 else 0
-        return self._resume_key.token(self.fingerprint, task_names.get(model, model), seed)
+        seed = self.seed if self.request.sampling.temperature > 0 else 0
+        return self._resume_key.token(self.fingerprint, self.task_names.get(model, model), seed)
+
+    @property
+    def open_filter(self) -> OpenFilter:
+        """Makes the filter of its answer; holds nothing else of the request."""
+        prompt = self.conversation
+        return partial(
+            self.policies.inspector.answer,
+            self.safety,
+            self.placeholders,
+            prompt.texts,
+            prompt.system_text,
+        )
 
     # Time.
 

@@ -265,16 +265,15 @@ class Generator:
 
     def _open(self, context: RequestContext) -> AnswerStream:
         """Return a new answer, its task on the way. Nothing is awaited after it is open: `_deliver` closes it."""
-        request, prompt, upstream = context.request, context.first, self.upstream
+        request, prompt, upstream = context.request, context.prompts[0], self.upstream
         for score in context.plan.scores:
             self.drift.scored(score)
         steering = Steering()
         cascade, guards = None, None
-        if context.second is not None:
+        if context.plan.cascade is not None:
             cascade = Cascade(upstream, self.escalations, context)
             steering.is_held, steering.next_run = cascade.holds, cascade.next_run
-        policy = context.inspection.policy
-        if policy.guards or policy.answer_readers:
+        if context.safety.guards or context.safety.answer_readers:
             guards = GuardRunner(upstream, context)
             steering.checks, steering.check_answer = guards.checks, guards.check_answer
         if context.allow_degraded and not request.resume:
@@ -297,9 +296,10 @@ class Generator:
         elif prompt.chunks:
             ChunkRuns(upstream, context, first).start(stream)
         else:
-            upstream.send(context, first, prompt)
+            upstream.send(context, first)
         if guards is not None and not stream.has_ended:
             guards.check_prompt(stream)  # while the run is computed
+        context.prompts = ()  # they take memory, and the answer may take long
         return stream
 
     def _on_end(

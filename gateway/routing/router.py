@@ -75,6 +75,7 @@ class Plan:
         reason: why, for people.
         candidates: models that could answer, best first; the first one answers first.
         reasons: why each of them may answer.
+        versions: version of each thing that the decision was made with.
         policy: name of the routing policy; "" is the section `routing` itself.
         degraded: whether a smaller model took over.
         cascade: how the answer may escalate to a second model; None if it may not.
@@ -83,13 +84,13 @@ class Plan:
         qualities: chance that the answer is right, by model, where it was predicted.
         costs: estimated cost by model, in the currency of the prices.
         waits_s: expected wait by model, in seconds.
-        versions: version of each thing that the decision was made with.
     """
 
     strategy: pb.RouteStrategy.ValueType
     reason: str
     candidates: list[ModelSettings]
     reasons: dict[str, str]
+    versions: dict[str, str]
     policy: str = ""
     degraded: bool = False
     cascade: CascadeRoute | None = None
@@ -98,7 +99,6 @@ class Plan:
     qualities: Mapping[str, float] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
     waits_s: Mapping[str, float] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -214,7 +214,14 @@ class Router:
         name = next(chosen, "")
         policy = self._settings.policies.get(name, self._settings)
         model, strategy, reason = _chosen(policy, features)
-        plan = Plan(strategy, reason, [self._models[model]], {model: reason}, name)
+        plan = Plan(
+            strategy,
+            reason,
+            [self._models[model]],
+            {model: reason},
+            {"routing": self._version},
+            name,
+        )
         is_governed = features.governed is not None
         if strategy == pb.ROUTE_STRATEGY_LEARNED and policy.learned is not None:
             self._predict(plan, policy.learned, features)
@@ -240,7 +247,6 @@ class Router:
             for model in plan.candidates
         }
         plan.waits_s = {model.name: state.wait_s(model.name) for model in plan.candidates}
-        plan.versions["routing"] = self._version
         return plan
 
     def _predict(self, plan: Plan, learned: LearnedRoute, features: Features) -> None:

@@ -8,7 +8,6 @@ invisible characters of the original spell. Every finding has offsets in the ori
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
@@ -90,7 +89,7 @@ class Inspector:
         The policy in dry run decides about the entities that the active policy's classifiers found;
         its own are not run.
         """
-        trial = self._trial_of(inspection)
+        trial = self._trial_of(inspection.policy)
         if trial is None:
             return None
         rehearsal = RequestInspection(trial, inspection.texts)
@@ -118,23 +117,33 @@ class Inspector:
         rules = self.choose(tenant, labels).output
         return None if rules is None else AssembledFilter(rules)
 
-    def answer(self, inspection: "RequestInspection", system: str) -> OutputFilter | None:
+    def answer(
+        self,
+        policy: SafetyPolicy,
+        placeholders: Placeholders | None,
+        texts: Sequence[str],
+        system: str,
+    ) -> OutputFilter | None:
         """Return the filter of the answer to a request; None if its policy leaves answers alone.
 
         Args:
-            inspection: of the prompt, with all its texts done.
-            system: system message as the model gets it.
+            policy: of the request.
+            placeholders: of the prompt, if something was found in it.
+            texts: of the prompt, as the model gets them.
+            system: the system message among them.
         """
-        rules, trial = inspection.policy.output, self._trial_of(inspection)
+        rules, trial = policy.output, self._trial_of(policy)
         if rules is None:
             return None
         trial_rules = None if trial is None else trial.output
-        return OutputFilter(rules, inspection.placeholders, system, trial_rules, self.dry_run)
+        return OutputFilter(
+            rules, placeholders or Placeholders(texts), system, trial_rules, self.dry_run
+        )
 
-    def _trial_of(self, inspection: "RequestInspection") -> SafetyPolicy | None:
-        """Return the policy in dry run, unless it decides about the request anyway."""
+    def _trial_of(self, policy: SafetyPolicy) -> SafetyPolicy | None:
+        """Return the policy in dry run, unless it is the one that decides."""
         trial = self._policies.trial
-        return None if trial is inspection.policy else trial
+        return None if trial is policy else trial
 
 
 class RequestInspection:
@@ -151,6 +160,7 @@ class RequestInspection:
         entities: entities that `decide` got.
         edited: the texts for the model.
         taken: findings in each text with their actions, by place.
+        placeholders: of the values redacted so far; None before something was found.
         blocked: names of the rules that block, each once.
         route: the most severe finding that routes.
         governed: model that must answer by the policy, and the rule that asked for it, if there is one.
@@ -159,6 +169,7 @@ class RequestInspection:
 
     edited: list[str]
     taken: Sequence[Sequence[TakenAction]]
+    placeholders: Placeholders | None = None
     blocked: tuple[str, ...] = ()
     route: TakenAction | None = None
     governed: tuple[str, str] | None = None
@@ -180,11 +191,6 @@ class RequestInspection:
             change = self._normalize(text)
             if change.findings or change.text != text:
                 self._changed[index], self.normalized[index] = change, change.text
-
-    @cached_property
-    def placeholders(self) -> Placeholders:
-        """Placeholders of the values redacted so far."""
-        return Placeholders(self.normalized)
 
     def decide(self, entities: EntityResults = NO_ENTITIES) -> None:
         """Inspect all texts; `entities` are what token classifiers found in them."""
@@ -238,6 +244,7 @@ class RequestInspection:
         """Set a text for the model, and return its findings with their actions."""
         original = self.texts[index]
         change = self._changed.get(index) or EditedText(original)
+        self.placeholders = self.placeholders or Placeholders(self.normalized)
         decision = apply(self.policy.actions, change.text, findings, self.placeholders)
         self.edited[index] = decision.text
         actions = []

@@ -78,8 +78,7 @@ class SharedAnswerCache:
         # A key that the caller named belongs to one request, and its answer is kept under it. Of several answers the
         # first alone is as that of a request for one: the others do not count the prompt.
         is_private = request.resume or request.key_is_shared or request.answer_index
-        policy = context.inspection.policy
-        guarded = policy.guards or policy.answer_readers
+        guarded = context.safety.guards or context.safety.answer_readers
         # Guards decide about every request, so an earlier verdict is not reused.
         if not is_repeatable or is_private or guarded:
             return ""
@@ -226,22 +225,21 @@ def _run_of(key: str, priority_class: str) -> str:
 def _parts(context: RequestContext) -> Iterator[bytes]:
     """Yield everything that the answer depends on."""
     request = context.request
-    yield context.inspection.policy.version.encode()
+    yield context.safety.version.encode()
     yield request.sampling.SerializeToString(deterministic=True)
     # All of it as the caller sent it: what an answer restores or hides depends on what the rules have replaced.
     yield repr((request.conversation, request.tools)).encode()
     if request.audio is not None:
         yield hashlib.sha256(request.audio.pcm).digest()
         yield repr((request.audio.language, request.audio.translate)).encode()
-    for prepared in (context.first, context.second):
-        if prepared is not None:
-            sampling = Sampling()
-            sampling.CopyFrom(prepared.sampling)
-            # Drawn for each request; one that the caller names is in its own sampling.
-            sampling.ClearField("seed")
-            yield prepared.model.version.encode()
-            yield sampling.SerializeToString(deterministic=True)
-            yield array("I", prepared.prompt_token_ids).tobytes()
+    for prepared in context.prompts:
+        sampling = Sampling()
+        sampling.CopyFrom(prepared.sampling)
+        # Drawn for each request; one that the caller names is in its own sampling.
+        sampling.ClearField("seed")
+        yield prepared.model.version.encode()
+        yield sampling.SerializeToString(deterministic=True)
+        yield array("I", prepared.prompt_token_ids).tobytes()
 
 
 def _value_parts(prompt: PreparedPrompt) -> Iterator[bytes]:

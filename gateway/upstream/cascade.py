@@ -214,9 +214,8 @@ class Cascade(AnswerMonitor):
     def __init__(
         self, upstream: Upstream, limiter: EscalationLimiter, context: RequestContext
     ) -> None:
-        request, route, second = context.request, context.plan.cascade, context.second
+        request, route = context.request, context.plan.cascade
         assert route is not None
-        assert second is not None
         super().__init__(
             route,
             context.conversation.user_text,
@@ -226,7 +225,7 @@ class Cascade(AnswerMonitor):
         self.holds = route.mode == "hold" or not request.accept_replace
         self._upstream = upstream
         self._context = context
-        self._prepared = second
+        _, self._prepared = context.prompts
         self._request = limiter.started(request.tenant)
 
     def next_run(
@@ -269,7 +268,7 @@ class Cascade(AnswerMonitor):
         run_id = f"{context.request_id}-2"
         run = upstream.new_run(context.request, prepared, run_id, context.deadline)
         run.hint_tokens, run.hint_dropped = hint_tokens, dropped
-        upstream.send(context, run, prepared)
+        upstream.send(context, run)
         return run
 
     def _refusal(self, now: float) -> str:

@@ -31,7 +31,7 @@ class ChunkRuns:
         self._upstream = upstream
         self._context = context
         self._run = run
-        self._prepared = context.first
+        (self._prepared,) = context.prompts
         # Stop strings are those of the joined text.
         self._request = replace(context.request, sampling=SamplingParams())
         self._joined = JoinedTexts()

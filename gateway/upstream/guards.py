@@ -274,7 +274,7 @@ class GuardRunner:
     """
 
     def __init__(self, upstream: Upstream, context: RequestContext) -> None:
-        self.checks = Checks(context.inspection.policy.guards)
+        self.checks = Checks(context.safety.guards)
         self._upstream = upstream
         self._context = context
         self._turns = _turns(context.conversation)
@@ -300,7 +300,7 @@ class GuardRunner:
     async def _classify(self, stream: AnswerStream, run: ModelRun, window: AnswerWindow) -> None:
         """Let token classifiers read the next part of the answer."""
         context, upstream = self._context, self._upstream
-        guards = context.inspection.policy.answer_readers
+        guards = context.safety.answer_readers
         checks = [self.checks.reading(guard, run.completion_tokens) for guard in guards]
         entities, decided = await find_entities(upstream, context, checks, [window.text])
         self.checks.decided += decided
@@ -325,7 +325,7 @@ class GuardRunner:
         if decided.action is Action.BLOCK and check.in_answer:
             stream.block(decided.rules, time.monotonic())
         elif decided.action is Action.BLOCK:
-            raise blocked(decided.rules, self._context.inspection.policy.version)
+            raise blocked(decided.rules, self._context.safety.version)
         elif decided.action is Action.ROUTE:
             await self._reroute(stream, decided)
         else:
@@ -349,7 +349,7 @@ class GuardRunner:
         run = upstream.new_run(context.request, prepared, run_id, context.deadline)
         self.checks.followed(decided.check)
         if stream.reroute(run, ", ".join(decided.rules)):
-            upstream.send(context, run, prepared)
+            upstream.send(context, run)
 
     def _continue(self, stream: AnswerStream) -> None:
         if not stream.has_ended and not stream.is_held:

@@ -16,8 +16,9 @@ from typing import Final
 
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import ContextFit, Preparation
-from gateway.admission.request_context import PreparedPrompt, RequestContext, fail_with
+from gateway.admission.request_context import OpenFilter, PreparedPrompt, RequestContext, fail_with
 from gateway.admission.tenant_limits import TenantLimits
+from gateway.models.tokenizer import ModelTokenizer
 from gateway.routing.router import price_of
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun, ResultCollector
@@ -94,7 +95,11 @@ class Upstream:
             prepared.model.name,
             settings,
             len(prepared.prompt_token_ids) if counts_prompt else 0,
-            None if prepared.values else partial(_open_transcript, request, prepared, held),
+            None
+            if prepared.values
+            else partial(
+                _open_transcript, request, prepared.model.tokenizer, prepared.inspect, held
+            ),
             deadline,
             self.stall_s,
             time.monotonic(),
@@ -105,16 +110,16 @@ class Upstream:
             run.next_index = len(run.transcript.token_ids)
         return run
 
-    def send(self, context: RequestContext, run: ModelRun, prepared: PreparedPrompt) -> None:
+    def send(self, context: RequestContext, run: ModelRun) -> None:
         """Send a run for a caller's request; return at once."""
         now, task = time.monotonic(), run.task
-        context.prompt_tokens = len(prepared.prompt_token_ids)  # estimated before
+        context.prompt_tokens = len(task.prompt_token_ids)  # estimated before
         expected = self.overload.outlook(run.model, context, now)
         run.expected_s = expected.total_s if expected.is_total else 0.0
-        is_watched = context.request.sampling.stop or context.second is not None
+        is_watched = context.request.sampling.stop or context.plan.cascade is not None
         if is_watched and task.coalesce_ms > WATCHED_GATHER_MS:
             task.coalesce_ms = WATCHED_GATHER_MS
-        if prepared is context.first:  # the second model's run did not wait for admission
+        if run.run_id == context.request_id:  # later runs did not wait for admission
             task.waited_us = round((now - context.arrived_at) * 1e6)
         run.headers = context.log.run_sent(run.run_id, run.model)
         self._send(run)
@@ -214,7 +219,7 @@ class Upstream:
         error: SluiceError,
     ) -> None:
         """Send a run of the first candidate that has room for the prompt; raise `error` if none has."""
-        failed, seed = stream.current, context.first.sampling.seed
+        failed = stream.current
         for model in candidates:
             # Its chat template may not know the tools, for example.
             with suppress(errors.InvalidRequest):
@@ -224,7 +229,7 @@ class Upstream:
                     break
         else:
             raise error
-        prepared.sampling.seed = seed
+        prepared.sampling.seed = context.seed
         run_id = f"{context.request_id}-{len(stream.runs) + 1}"
         run = self.new_run(context.request, prepared, run_id, context.deadline)
         if not stream.replace_failed(failed, run, error.message):
@@ -232,8 +237,7 @@ class Upstream:
         cause = f"{failed.model} failed before its first token: {error.message}"
         context.plan.degrade(run.settings, cause)
         logger.info("request %s fell back to %s: %s", context.request_id, run.model, cause)
-        context.first, context.prompts, context.second = prepared, (prepared,), None
-        self.send(context, run, prepared)
+        self.send(context, run)
 
 
 def spawn_beside(stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> None:
@@ -264,17 +268,20 @@ def already_complete(
 
 
 def _open_transcript(
-    request: ValidRequest, prepared: PreparedPrompt, held: Sequence[VisibleToken]
+    request: ValidRequest,
+    tokenizer: ModelTokenizer,
+    open_filter: OpenFilter | None,
+    held: Sequence[VisibleToken],
 ) -> Transcript:
     """Return the text of an answer that begins with `held`."""
-    tokenizer, sampling = prepared.model.tokenizer, request.sampling
+    sampling = request.sampling
     stops = tuple(sampling.stop)
     transcript = Transcript(
         tokenizer.detokenizer(tools=request.tools is not None, stops=stops),
         stops,
         tokenizer.stop_token_ids.union(sampling.stop_token_ids),
         tokenizer.token_text,
-        prepared.inspect and prepared.inspect(),
+        open_filter and open_filter(),
         held,
         sampling.logprobs if sampling.HasField("logprobs") else None,
     )

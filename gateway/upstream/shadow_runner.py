@@ -127,9 +127,8 @@ class ShadowRunner:
             # The same conversation and sampling parameters, for another model.
             model = context.policies.catalog[record.model]
             request = replace(context.request, priority_class=CLASS)
-            inspect, threads = context.first.inspect, upstream.preparation.threads
-            prepared = await prepare(request, context.conversation, model, inspect, threads)
-            prepared.sampling.seed = context.first.sampling.seed
+            prepared = await prepare(context, request, model, upstream.preparation.threads)
+            prepared.sampling.seed = context.seed
             run = upstream.new_run(request, prepared, shadow.run_id, scheduling.deadline)
             run.headers = headers_of(span)
             (result,) = await upstream.compute([run], on_end)

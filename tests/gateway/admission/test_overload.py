@@ -78,7 +78,7 @@ class Scene:
     ) -> Plan:
         now = self.now + after_s
         scheduling = overload.SchedulingParams("standard", now + timeout_s, allow, rules=RULES)
-        plan = Plan(strategy, "asked for", [RULES.models["large"]], {"large": "asked for"})
+        plan = Plan(strategy, "asked for", [RULES.models["large"]], {"large": "asked for"}, {})
         problem = self.overload.outlook("large", scheduling, now).problem
         if problem is not None and not self.overload.degrade(plan, problem, scheduling, now):
             raise problem

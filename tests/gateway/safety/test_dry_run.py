@@ -51,7 +51,7 @@ def test_prompts_are_counted_and_left_alone() -> None:
 
 def test_answers_are_counted_and_left_alone() -> None:
     made = inspector()
-    answer = made.answer(inspected(made, "hello"), "")
+    answer = made.answer(made.choose("default", {}), None, [], "")
     assert answer is not None
     assert answer.push(f"pay {IBAN}, zebra") + answer.finish() == "pay <IBAN_1>, zebra"
     outcome = answer.outcome()
@@ -83,4 +83,4 @@ def test_a_policy_that_is_switched_off_only_normalizes() -> None:
     made = inspector("safety: {policies: {default: {enabled: false, severity: {low: block}}}}")
     inspection = inspected(made, f"a\u200bb {IBAN}")
     assert inspection.edited[0] == f"ab {IBAN}"
-    assert made.answer(inspection, "") is None
+    assert made.answer(inspection.policy, None, [], "") is None
