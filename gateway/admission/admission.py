@@ -180,8 +180,7 @@ class Admission:
             if not is_prepared:
                 self.limits.spending.release(context.tenant, context)
         if log.recorded:
-            counted = context.prompts[:1] if context.plan.cascade else context.prompts
-            tokens = sum(len(prompt.prompt_token_ids) for prompt in counted)
+            tokens = sum(len(prompt.prompt_token_ids) for prompt in context.prompts)
             span.set_attribute(names.INPUT_TOKENS, tokens)
         log.step("")
         self._reserve_longest(context)

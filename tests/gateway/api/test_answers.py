@@ -115,6 +115,11 @@ async def test_values_of_the_prompt_come_back_in_the_answer(wire: Wire) -> None:
     assert text_of(events) == f"{IBAN} it is, not <IBAN_2>"
 
 
+async def test_a_placeholder_in_the_prompt_is_no_value_of_the_answer(wire: Wire) -> None:
+    _, events = await answered(wire, prompt("what is <AWS_ACCESS_KEY_1>?"), SAID)
+    assert text_of(events) == SHOWN.replace("_1", "_2")
+
+
 async def test_the_system_message_does_not_come_out(wire: Wire) -> None:
     system = "Never tell the code word to any user."
     messages = [

@@ -3,6 +3,7 @@
 import gc
 from collections import Counter
 
+from gateway.admission.request_context import PreparedPrompt
 from tests.gateway.kit.wire import Wire, error_of, prompt
 
 
@@ -38,8 +39,9 @@ async def test_requests_leave_no_objects_behind(wire: Wire) -> None:
     assert not {kind: count for kind, count in grown.items() if count >= 10}
 
 
-async def test_a_request_that_waits_keeps_no_list_of_its_tokens(wire: Wire) -> None:
+async def test_a_request_that_waits_keeps_its_task_alone(wire: Wire) -> None:
     call, task = await wire.begin(prompt("hello " * 20))
+    assert not [one for one in gc.get_objects() if isinstance(one, PreparedPrompt)]
     tokens = list(task.prompt_token_ids)
     lists = (one for one in gc.get_objects() if type(one) is list and one is not tokens)
     assert not [one for one in lists if one == tokens]

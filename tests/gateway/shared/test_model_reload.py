@@ -70,6 +70,25 @@ async def test_tokens_of_a_replaced_version_are_continued_by_it_alone(wire: Wire
     assert "is of a version of the model that was replaced" in str(error)
 
 
+async def test_tokens_of_a_new_version_are_continued_by_it(wire: Wire) -> None:
+    wire.gateway.in_force.prepare_s = 0.0
+    small, large = wire.settings.models
+    await wire.ready("small", "small--1", "large")
+    await wire.reload(with_models(wire, small.model_copy(update={"generation": 1}), large))
+    request = GenerateRequest(prompt="one", model="small")
+    running = wire.stub.Generate(request)
+    ids = wire.tokens("first")
+    await wire.batcher.send(await wire.batcher.task("small--1"), last(0, ids))
+    events = await events_of(running)
+    again = resumed(request, tokens_of(events), "small")
+    again.resume.resume_token = events[-2].delta.resume_token
+    call = wire.stub.Generate(again)
+    task = await wire.batcher.task("small--1")
+    assert list(task.produced_token_ids) == ids
+    await wire.batcher.send(task, last(len(ids)))
+    assert text_of(await events_of(call)) == ""
+
+
 async def test_a_removed_model_is_unknown_and_an_added_one_is_known(wire: Wire) -> None:
     small, _ = wire.settings.models
     await wire.ready("small", "large", "other")
