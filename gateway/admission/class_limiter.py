@@ -33,8 +33,9 @@ CALM_S: Final = 0.001
 """How long the loop is watched before a bulk call begins, in seconds: shorter than most work for one call."""
 BUSY_S: Final = 0.005
 """CPU time of the loop in a moment from which on the moment was busy, in seconds: more than one call takes."""
-BUSY_MOMENTS_MAX: Final = 4
-"""Busy moments in succession after which a bulk call begins anyway: about 20 ms of a loop that only computes."""
+PATIENCE_S: Final = 0.02
+"""How long the loop may be busy before a bulk call begins anyway, in seconds. Moments are no measure of it: they take
+1 ms while thousands of calls arrive, and much longer while the loop computes."""
 BULK_WAITING_MAX: Final = 16_384
 """Bulk calls of a gateway that may wait; a call that waits holds its message in memory."""
 
@@ -95,7 +96,7 @@ class CountLimit:
 class BulkPacer:
     """Lets bulk calls begin, in order of arrival: one at a time, while the event loop has nothing more urgent to do.
 
-    One begins after a calm moment: no call came, and the loop computed little. After `busy_moments_max` busy moments
+    One begins after a calm moment: no call came, and the loop computed little. When none has begun for `patience_s`,
     one begins all the same, so bulk work never stands still.
 
     Attributes:
@@ -104,12 +105,12 @@ class BulkPacer:
     """
 
     def __init__(
-        self, waiting_max: float = BULK_WAITING_MAX, busy_moments_max: int = BUSY_MOMENTS_MAX
+        self, waiting_max: float = BULK_WAITING_MAX, patience_s: float = PATIENCE_S
     ) -> None:
-        """Let up to `waiting_max` calls wait; see `BUSY_MOMENTS_MAX`."""
+        """Let up to `waiting_max` calls wait; see `PATIENCE_S`."""
         self.arrived_at = -math.inf
         self._waiting_max = waiting_max
-        self._busy_moments_max = busy_moments_max
+        self._patience_s = patience_s
         self.waiting: deque[asyncio.Future[None]] = deque()
         self._pacing: asyncio.Task[None] | None = None
 
@@ -132,15 +133,14 @@ class BulkPacer:
         await turn
 
     async def _pace(self) -> None:
-        busy_moments = 0
+        latest_at = time.monotonic()
         while self.waiting:
             begun_at, used_s = time.monotonic(), time.thread_time()
             await asyncio.sleep(CALM_S)
             # CPU time, not the time that has passed: a process that waits for a core gains nothing by waiting longer.
             is_calm = self.arrived_at < begun_at and time.thread_time() - used_s < BUSY_S
-            busy_moments = 0 if is_calm else busy_moments + 1
-            if is_calm or busy_moments >= self._busy_moments_max:
-                busy_moments = 0
+            if is_calm or time.monotonic() - latest_at > self._patience_s:
+                latest_at = time.monotonic()
                 while self.waiting and (turn := self.waiting.popleft()).done():
                     pass  # its caller has gone
                 if not turn.done():

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -229,7 +230,7 @@ async def test_bulk_calls_begin_in_order_on_a_calm_loop() -> None:
 
 
 async def test_bulk_call_waits_a_limited_time_while_calls_arrive() -> None:
-    patient, pacer = BulkPacer(busy_moments_max=1_000_000), BulkPacer()
+    patient, pacer = BulkPacer(patience_s=inf), BulkPacer()
     waiting = asyncio.create_task(patient.wait())
     async with arrivals(patient):
         await asyncio.sleep(0.02)
@@ -238,6 +239,14 @@ async def test_bulk_call_waits_a_limited_time_while_calls_arrive() -> None:
         await waiting
         for _ in range(3):
             await pacer.wait()
+
+
+async def test_bulk_calls_begin_apart_while_calls_arrive() -> None:
+    patience_s, began_at = 0.01, time.monotonic()
+    pacer = BulkPacer(patience_s=patience_s)
+    async with arrivals(pacer), asyncio.timeout(BOUND_S):
+        await asyncio.gather(*(pacer.wait() for _ in range(5)))
+    assert time.monotonic() - began_at > 5 * patience_s, "they waited for moments, not for time"
 
 
 async def test_cancelled_call_is_skipped() -> None:
