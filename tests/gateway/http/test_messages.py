@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import_module("anthropic")  # it takes seconds, in which a batcher that is there would be silent
     return write_model(tmp_path_factory.mktemp("messages"), template=TOOLS_TEMPLATE, context=2048)
 
 
