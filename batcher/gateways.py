@@ -100,8 +100,9 @@ class GatewayTransport:
         own_task = subjects.task_to(self._batcher)
         await self._nats.subscribe(subjects.all_to(self._batcher), cb=on_message)
         await self._nats.subscribe(subjects.CONTROL, cb=on_message)
-        absent = subjects.absent(self._batcher, subjects.ANY)
-        await self._nats.subscribe(absent, cb=on_no_responders)
+        await self._nats.subscribe(
+            subjects.absent(self._batcher, subjects.ANY), cb=on_no_responders
+        )
         # The first report attracts tasks, so the server must have the subscriptions before.
         await settle(self._nats, SETTLE_S)
 

@@ -40,12 +40,8 @@ from gateway.upstream.guards import GuardRunner
 from gateway.upstream.runs import Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
-from sluice.errors import (
-    DeadlinePassed,
-    InvalidRequest,
-    TransportUnavailable,
-    UnknownModel,
-)
+from sluice.background import wait_for_event
+from sluice.errors import DeadlinePassed, InvalidRequest, TransportUnavailable, UnknownModel
 from sluice.internal.v1.frame_pb2 import TaskTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
@@ -55,6 +51,9 @@ from sluice.wire.enums import word_of
 
 Write = Callable[[GenerateResponse], Awaitable[None]]
 """Takes a message of an answer; may keep and change it."""
+
+STARTED_S: Final = 0.02
+"""How long the first event waits for the first token, in seconds; a message of its own costs as much as that token."""
 
 GENERATE: Final = RequestKind(
     names.SPAN_GENERATE, "", "the deadline passed before the answer was complete"
@@ -361,9 +360,12 @@ class Generator:
                 # The policy blocks what was assembled from the answer.
                 answer.block(parts.blocked, time.monotonic())
 
-        held, unread_max = len(request.resume), self.settings.reader_buffer_tokens
         reader = answer.join(
-            held, unread_max, has_events.set, context.stop, model=request.resume_model
+            len(request.resume),
+            self.settings.reader_buffer_tokens,
+            has_events.set,
+            context.stop,
+            model=request.resume_model,
         )
         try:
             # The first event comes once a batcher has the task, or frames prove it.
@@ -371,7 +373,11 @@ class Generator:
                 await has_events.wait()
                 has_events.clear()
             context.log.started(started)
-            first = answer.read(reader) or GenerateResponse()
+            first = answer.read(reader)
+            if first is None:
+                # A first token that comes soon shares its message with this event.
+                await wait_for_event(has_events, STARTED_S)
+                first = answer.read(reader) or GenerateResponse()
             first.started.CopyFrom(started)
             # Not interrupted: gRPC sends the headers with this message, and takes no status until it has.
             with context.uninterrupted():

@@ -213,18 +213,23 @@ class NatsTransport:
         headers = dict(run.headers)
         try:
             payload = codec.pack(run.task, client.max_payload - codec.header_bytes(headers))
-            reply = subjects.absent(self.gateway_id, batcher)
-            await client.publish(subjects.task_to(batcher), payload, reply, headers)
-        except codec.OversizedMessage as error:
-            problem = MessageTooLarge(
-                f"the task has {error.size} bytes, NATS takes {error.limit}",
-                metadata={"bytes": str(error.size), "limit_bytes": str(error.limit)},
+            await client.publish(
+                subjects.task_to(batcher),
+                payload,
+                subjects.absent(self.gateway_id, batcher),
+                headers,
             )
-            self.registry.fail_send(run.run_id, problem)
+        except codec.OversizedMessage as error:
+            self.registry.fail_send(
+                run.run_id,
+                MessageTooLarge(
+                    f"the task has {error.size} bytes, NATS takes {error.limit}",
+                    metadata={"bytes": str(error.size), "limit_bytes": str(error.limit)},
+                ),
+            )
         except NatsError as error:
             text = f"NATS did not take the task ({type(error).__name__})"
-            unavailable = TransportUnavailable(text)
-            self.registry.fail_send(run.run_id, unavailable)
+            self.registry.fail_send(run.run_id, TransportUnavailable(text))
 
     async def _prove_link(self, client: MeshClient) -> None:
         """Forgive batchers their silence if NATS itself does not answer."""

@@ -197,6 +197,17 @@ async def test_stop_token_ends_the_answer_without_its_text(wire: Wire) -> None:
     assert finished.usage.cached_prompt_tokens == 2
 
 
+async def test_started_shares_the_message_of_a_prompt_first_token(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.api.generate.STARTED_S", BOUND_S)
+    call: Any = InferenceServiceStub(wire.channel).Generate(prompt())
+    task = await wire.batcher.task()
+    await wire.until(lambda: all(result.was_accepted for result in wire.gateway.registry))
+    (message,) = await wire.end(call, task, "hello")
+    assert kinds_of(list(events_in(message))) == ["started", "delta", "finished"]
+
+
 async def test_started_comes_before_the_first_token(wire: Wire) -> None:
     call: Any = InferenceServiceStub(wire.channel).Generate(prompt())
     task = await wire.batcher.task()
