@@ -19,18 +19,21 @@ from sluice.wire.enums import word_of
 RequestId = Annotated[str, Argument(help="Id of a request, or of its trace.", metavar="ID")]
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}", re.IGNORECASE)
 _RECORD_WAITS_S: Final = (0.1, 0.2)
-"""Records are written within 0.1 s after the end of a request."""
+"""Waits before looking again, in seconds. Records are coalesced for 0.1 s after the end of a request."""
 _SUMS: Final = ("total", "time_to_first_token")
-"""The times that are no steps; the steps follow each other in the order of the message."""
+"""The times that are no hops: they overlap the hops."""
 _ROUNDED_MS: Final = 0.01
-"""What the steps may lack of the total."""
+"""Rest of the total that is due to rounding, in milliseconds."""
 _BAR: Final = 48
 """Width of the longest bar: a line has 80 columns."""
 
 
 @dataclass(frozen=True)
 class Hop:
-    """A part of the request's time, milliseconds from its arrival on."""
+    """A part of the request's time, in milliseconds; `start_ms` is where its bar begins.
+
+    Hops are drawn one after the other, though batch and delivery are times of both directions.
+    """
 
     name: str
     start_ms: float
@@ -68,7 +71,7 @@ def feedback(
 def trace(request_id: RequestId, client: options.OperatorClient) -> None:
     """Show where the time of a request went.
 
-    A bar for each step, its batch, and what it waited for.
+    A bar for each hop; then the tokens, the batch and the wait of each model.
     """
     record = look_up(client, request_id).record
     output.show(trace_object(record), "\n".join(trace_lines(record)))
@@ -101,7 +104,7 @@ def trace_object(record: RequestRecord) -> dict[str, object]:
 
 
 def waterfall(record: RequestRecord) -> list[Hop]:
-    """Return the steps of a request in order; empty without timings."""
+    """Return the hops of a request in the order of `Timings`; empty without timings."""
     if not record.HasField("timings"):
         return []
     hops, at_ms = list[Hop](), 0.0
@@ -115,7 +118,7 @@ def waterfall(record: RequestRecord) -> list[Hop]:
 
 
 def trace_lines(record: RequestRecord) -> Iterator[str]:
-    """Draw where the time of a request went, in lines of at most 80 columns."""
+    """Draw where the time of a request went; bars end within 80 columns."""
     hops = waterfall(record)
     end = record.error_reason or word_of(FinishReason, record.finish_reason)
     yield f"{record.request_id}: {end}; trace {record.trace_id}"

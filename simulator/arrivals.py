@@ -114,7 +114,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ArrivalStream(ABC, BaseModel):
-    """A source of requests: their times and what they share. Fields are the keys of all kinds."""
+    """A source of requests: their times and what they share. Every kind has these fields as keys.
+
+    Times and lengths are drawn in turn from one generator, so a change of lengths also changes later times.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -130,7 +133,7 @@ class ArrivalStream(ABC, BaseModel):
 
     @abstractmethod
     def times(self, rng: Random, seconds: float) -> Iterator[float]:
-        """Yield times of arrival below `seconds`, ascending from 0."""
+        """Yield ascending times of arrival below `seconds`, counted from `start_s`."""
 
     def arrivals(self, seconds: float, seed: int) -> Iterator[Arrival]:
         """Yield the requests of the first `seconds` of the trace."""
@@ -200,9 +203,9 @@ class Bursty(ArrivalStream):
         start, on = 0.0, rng.random() < on_s / (on_s + off_s)
         while start < seconds:
             end = min(seconds, start + rng.expovariate(1 / (on_s if on else off_s)))
-            now = on_rate if on else on_rate * self.idle
-            if now > 0:
-                yield from (start + at_s for at_s in _poisson(now, rng, end - start))
+            rate = on_rate if on else on_rate * self.idle
+            if rate > 0:
+                yield from (start + at_s for at_s in _poisson(rate, rng, end - start))
             start, on = end, not on
 
 
@@ -215,11 +218,11 @@ class Diurnal(ArrivalStream):
 
     @override
     def times(self, rng: Random, seconds: float) -> Iterator[float]:
-        # Thinning: draw at the peak rate, and keep each arrival with the share of the rate then.
+        # Thinning: draw at the peak rate, and keep each arrival with probability rate / peak.
         peak = self.rate * (1 + self.swing)
         for at_s in _poisson(peak, rng, seconds):
-            now = self.rate * (1 - self.swing * math.cos(2 * math.pi * at_s / self.period_s))
-            if rng.random() * peak < now:
+            rate = self.rate * (1 - self.swing * math.cos(2 * math.pi * at_s / self.period_s))
+            if rng.random() * peak < rate:
                 yield at_s
 
 

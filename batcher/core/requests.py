@@ -255,8 +255,8 @@ class RequestTable:
             waiting = [members.waiting for members in self.queue.order.classes.values()]
             self._actions.waiting = waiting
             # A batch carries the demand of its batcher; only other workers need a message.
-            formed = {batch.worker for batch in self._actions.batches}
-            self._actions.demands += self.workers.demand_changes(waiting, active, formed, now)
+            informed = {batch.worker for batch in self._actions.batches}
+            self._actions.demands += self.workers.demand_changes(waiting, active, informed, now)
             self._has_demand = any(waiting)
         has_capacity = any(state.has_capacity for state in active.values())
         self.queue.waits.watch(now, has_capacity=has_capacity)

@@ -240,15 +240,16 @@ class WorkerTable:
         return min([until for until in pauses if until > now], default=math.inf)
 
     def demand_changes(
-        self, waiting: Sequence[int], active: Container[str], formed: Container[str], now: float
+        self, waiting: Sequence[int], active: Container[str], informed: Container[str], now: float
     ) -> list[tuple[str, Sequence[int]]]:
-        """Return the workers to inform that requests of a class begin or cease to wait, with the counts by class.
+        """Record and return what to announce: a worker, and how many requests of each class wait.
 
-        Workers in `formed` learn it from the batch that was just sent to them.
+        A worker is told when a class begins or ceases to wait, and after each of its reports while one does. The batch
+        that was just sent has told the workers in `informed`; a failing one among them gets zeros beside it.
         """
         demands: list[tuple[str, Sequence[int]]] = []
         for name, state in self.states.items():
-            if name in formed:
+            if name in informed:
                 state.announced_demand = waiting
             wants = any(waiting) and name in active
             # A worker behind an open breaker gets no more requests for now, so nothing waits for it.

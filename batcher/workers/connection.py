@@ -134,7 +134,7 @@ class WorkerConnection:
         return True
 
     def announce_demand(self, waiting: Sequence[int]) -> None:
-        """Tell the worker how many requests wait for it, by class."""
+        """Tell the worker how many requests wait at this batcher, by class."""
         message = worker_pb2.Demand(batcher=self._batcher, epoch=self._epoch, queued=waiting)
         self._sending.spawn(self._send(worker_pb2.WorkerRequest(demand=message)))
 

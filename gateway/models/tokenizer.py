@@ -380,16 +380,16 @@ class ModelTokenizer:
     def detokenizer(self, *, tools: bool = False, stops: Sequence[str] = ()) -> "Detokenizer":
         """Return a detokenizer for one answer.
 
-        Special tokens have no text, with two exceptions: those that begin and end calls of `tools`, and `stops`.
+        Special tokens have no text, except `stops` and, with `tools`, those around calls of tools.
         """
-        marks = list(stops)
+        texts = list(stops)
         if tools and self.tool_format is not None:
-            marks += (self.tool_format.opening, self.tool_format.closing)
-        shown = {
-            token_id: mark for mark in marks if (token_id := self.special_id(mark)) is not None
+            texts += (self.tool_format.opening, self.tool_format.closing)
+        marks = {
+            token_id: text for text in texts if (token_id := self.special_id(text)) is not None
         }
         hidden = self.speech.control if self.speech else ()
-        return Detokenizer(self.tokenizer, shown, hidden, texts=self._texts)
+        return Detokenizer(self.tokenizer, marks, hidden, texts=self._texts)
 
     def special_id(self, text: str) -> int | None:
         """Return the id of the special token with this text, or None."""
@@ -469,7 +469,7 @@ class ModelTokenizer:
 
 
 class Detokenizer:
-    """The text of a growing list of tokens; special and `hidden` tokens have none, except `shown` ones.
+    """The text of a growing list of tokens; special and `hidden` tokens have none, except `marks`.
 
     A byte-level tokenizer may split one character over several tokens. Until it is complete, the text is held back;
     tokenizers' `DecodeStream` keeps track of that.
@@ -478,18 +478,18 @@ class Detokenizer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        shown: Mapping[int, str] = _NONE,
+        marks: Mapping[int, str] = _NONE,
         hidden: Collection[int] = (),
         texts: dict[int, str] | None = None,
     ) -> None:
         """Start an answer; `texts` caches the text of tokens, for all answers of a byte-level tokenizer."""
         self._tokenizer = tokenizer
-        self._special = shown
+        self._marks = marks
         self._hidden = hidden
         self._texts = texts
         self._stream = DecodeStream(skip_special_tokens=True)
         # Tokens of the last text, and those held back since: enough context to decode the latter.
-        self._shown: list[int] = []
+        self._context: list[int] = []
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
@@ -497,11 +497,11 @@ class Detokenizer:
         # Whole characters do not depend on earlier tokens, so the stream need not see them.
         if self._texts is not None and not self._pending and token_id in self._texts:
             return self._texts[token_id]
-        # A shown special token ends the text before it, and the next text starts afresh.
-        if token_id in self._special:
-            before, self._shown = self.flush(), []
+        # A mark ends the text before it, and the next text starts afresh.
+        if token_id in self._marks:
+            before, self._context = self.flush(), []
             self._stream = DecodeStream(skip_special_tokens=True)
-            return before + self._special[token_id]
+            return before + self._marks[token_id]
         if token_id in self._hidden:
             return ""
         self._pending.append(token_id)
@@ -516,18 +516,18 @@ class Detokenizer:
             return ""
         if self._texts is not None and len(self._pending) == 1:
             self._texts[token_id] = text
-        self._shown, self._pending = self._pending, []
+        self._context, self._pending = self._pending, []
         return text
 
     def flush(self) -> str:
         """Return the text that was held back, when no more tokens come, with U+FFFD for incomplete characters."""
         text = self._pending_text()
-        self._shown, self._pending = self._pending, []
+        self._context, self._pending = self._pending, []
         return text
 
     def _pending_text(self) -> str:
-        released = self._tokenizer.decode(self._shown, skip_special_tokens=True)
-        both = self._tokenizer.decode(self._shown + self._pending, skip_special_tokens=True)
+        released = self._tokenizer.decode(self._context, skip_special_tokens=True)
+        both = self._tokenizer.decode(self._context + self._pending, skip_special_tokens=True)
         return both[len(released) :]
 
 

@@ -2,8 +2,8 @@
 
 The content of the file decides how much memory and time reading takes: a dictionary value may occur
 in any number of rows. So the process has a memory limit and may be killed. Its argument is a JSON
-list of columns. It prints a line of JSON with the columns of the file, one for each row (an object,
-or a string in place of a row that cannot be used), and null if it has read all of it.
+list of columns. It prints lines of JSON: the columns of the file, each row (an object, or a
+string that says why it cannot be used), and null at the end.
 """
 
 import json
@@ -24,7 +24,7 @@ _ROWS: Final = 64
 
 
 NICE: Final = 10
-"""Niceness below the processes of the mesh, which answer callers."""
+"""Niceness that is added to that of the jobs process: processes that answer callers go first."""
 
 
 def main() -> None:
@@ -61,20 +61,20 @@ def main() -> None:
 def _row(batch: Any, position: int) -> dict[str, Any] | str:
     row, size = {}, 0
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        value = column[position]
-        value = getattr(value, "value", value) if hasattr(value, "dictionary") else value
-        size += value.as_buffer().size if hasattr(value, "as_buffer") and value.is_valid else 0
+        value = column.slice(position, 1)
+        value = value.dictionary_decode() if hasattr(value, "dictionary") else value
+        size += value.nbytes
         if size > ROW_BYTES_MAX:
             return f"is longer than {ROW_BYTES_MAX} bytes"
         try:
-            row[name] = _decoded(value.as_py())
+            row[name] = _decoded(value[0].as_py())
         except UnicodeDecodeError:
             return f"column {name}: has bytes that are not valid UTF-8"
     return row
 
 
 def _decoded(value: Any) -> Any:
-    """Return a value with text in place of bytes, because some writers store text as bytes."""
+    """Return `value` with bytes at any depth decoded from UTF-8: some writers store text as bytes."""
     match value:
         case bytes():
             return value.decode()

@@ -449,7 +449,7 @@ class DrainWorkerResponse(_message.Message):
     OTHERS_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
     others: _builtins.int
-    """Other workers of the model that take rows."""
+    """Other workers of the model that accept tasks."""
     @_builtins.property
     def drained(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Every worker that is drained now, "MODEL WORKER"."""
@@ -1211,7 +1211,7 @@ class RequestRecord(_message.Message):
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelAttempt]:
-        """The rows that computed the answer, in order; several where a cascade escalated."""
+        """The runs that computed the answer, in order; several where a cascade escalated."""
 
     @_builtins.property
     def timings(self) -> _inference_pb2.Timings:
@@ -1586,7 +1586,7 @@ Global___RouteCandidate: _TypeAlias = RouteCandidate  # noqa: Y015
 
 @_typing.final
 class ModelAttempt(_message.Message):
-    """One row: a model's work on the request."""
+    """One run: a model's work on the request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1673,11 +1673,11 @@ class ModelAttempt(_message.Message):
     """Of embeddings, rerank and score: how many rows these are; tokens and cost are their sums, the batch is that of the last."""
     @_builtins.property
     def queue_wait(self) -> _duration_pb2.Duration:
-        """How long the row waited in the queue."""
+        """How long the task waited in the batcher."""
 
     @_builtins.property
     def queue_wait_max(self) -> _duration_pb2.Duration:
-        """How long the row of the batch that waited longest had waited."""
+        """How long the task of the batch that waited longest had waited."""
 
     @_builtins.property
     def expected_time(self) -> _duration_pb2.Duration:

@@ -116,7 +116,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Takes a worker out of service, or puts it back: while it is drained it gets no new rows, and those in it run to their
+        """Takes a worker out of service, or puts it back: while it is drained it gets no new tasks, and those in it run to their
         end. It stays drained when processes restart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -40,7 +40,7 @@ class AdminServiceStub:
     CancelRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelRequestsRequest, _admin_pb2.CancelRequestsResponse]
     """Ends running requests: their callers get the error CANCELLED. Items of offline jobs are tried again by their job."""
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
-    """Takes a worker out of service, or puts it back: while it is drained it gets no new rows, and those in it run to their
+    """Takes a worker out of service, or puts it back: while it is drained it gets no new tasks, and those in it run to their
     end. It stays drained when processes restart.
     """
     ReadMetrics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReadMetricsRequest, _admin_pb2.ReadMetricsResponse]
@@ -78,7 +78,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     CancelRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelRequestsRequest, _admin_pb2.CancelRequestsResponse]  # type: ignore[assignment]
     """Ends running requests: their callers get the error CANCELLED. Items of offline jobs are tried again by their job."""
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
-    """Takes a worker out of service, or puts it back: while it is drained it gets no new rows, and those in it run to their
+    """Takes a worker out of service, or puts it back: while it is drained it gets no new tasks, and those in it run to their
     end. It stays drained when processes restart.
     """
     ReadMetrics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReadMetricsRequest, _admin_pb2.ReadMetricsResponse]  # type: ignore[assignment]
@@ -131,7 +131,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_pb2.DrainWorkerResponse]]:
-        """Takes a worker out of service, or puts it back: while it is drained it gets no new rows, and those in it run to their
+        """Takes a worker out of service, or puts it back: while it is drained it gets no new tasks, and those in it run to their
         end. It stays drained when processes restart.
         """
 

@@ -1598,7 +1598,7 @@ class Timings(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admission(self) -> _duration_pb2.Duration:
-        """In the gateway until the row left it, less the three that follow: validation, limits, keys."""
+        """In the gateway until the task left it, less the three that follow: validation, limits, keys."""
 
     @_builtins.property
     def safety(self) -> _duration_pb2.Duration:
@@ -1614,7 +1614,7 @@ class Timings(_message.Message):
 
     @_builtins.property
     def publish(self) -> _duration_pb2.Duration:
-        """In the gateway until a batcher had room for the row."""
+        """In the gateway until a batcher had room for the task."""
 
     @_builtins.property
     def queue(self) -> _duration_pb2.Duration:
@@ -1635,7 +1635,7 @@ class Timings(_message.Message):
     @_builtins.property
     def delivery(self) -> _duration_pb2.Duration:
         """What the others leave: between gateway and batcher, both ways, in the gateway until Finished, and models whose
-        answer it is not.
+        answer was not used.
         """
 
     @_builtins.property

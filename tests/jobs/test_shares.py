@@ -89,6 +89,16 @@ async def test_a_tenant_has_so_many_uploads(processes: Processes) -> None:
         await processes.upload(lines(1))
 
 
+async def test_a_process_counts_the_uploads_that_it_finds(processes: Processes) -> None:
+    first = await processes.start("one", tenant_jobs_max=1)
+    for _ in "12":
+        await processes.upload(lines(1))
+    await first.end()
+    await processes.start("two", tenant_jobs_max=1)
+    with pytest.raises(errors.LimitReached, match="2 uploads; delete unused ones"):
+        await processes.upload(lines(1))
+
+
 async def test_an_input_at_a_url_is_counted_too(processes: Processes, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(lines(40_000))
     prefix = f"file://{tmp_path}"

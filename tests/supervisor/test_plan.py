@@ -57,6 +57,13 @@ def test_every_address_is_filled_in(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+def test_tritons_take_ports_from_the_one_that_is_set(tmp_path: Path) -> None:
+    port = free_port()
+    models = [settings().models[0].model_copy(update={"name": name}) for name in ("a", "b")]
+    made = plan(tmp_path, models=models, routing={"default": "a"}, triton={"port": port})
+    assert [triton.port for triton in made.tritons] == [port, port + 1]
+
+
 def test_a_server_is_named_alike_at_each_start_in_a_folder(tmp_path: Path) -> None:
     roots = (tmp_path, tmp_path, tmp_path / "other")
     first, again, other = (plan(root).tritons[0] for root in roots)

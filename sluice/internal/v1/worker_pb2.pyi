@@ -152,7 +152,7 @@ Global___Batch: _TypeAlias = Batch  # noqa: Y015
 
 @_typing.final
 class Demand(_message.Message):
-    """Tasks that are queued at a batcher because the worker grants no capacity. Sent when a class begins or ceases to queue,
+    """Tasks that are queued at a batcher, for any worker of the model. Sent when a class begins or ceases to queue,
     and after each heartbeat while one does.
     """
 

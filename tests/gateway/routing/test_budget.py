@@ -68,5 +68,7 @@ def test_what_other_gateways_tell_replaces_what_they_told_before() -> None:
     spending.record_remote("gw3", 10 - HOUR_PERIODS, {"a": 100.0})
     spending.elsewhere.update("gw2", {"a": 10.0}, now)
     assert spending.spent("a", now) == 18.0
+    spending.elsewhere.update("gw3", {"a": 1.0}, now)
+    assert spending.spent("a", now) == 19.0
     assert spending.spent("a", now + STALE_S + 0.1) == 8.0
     assert list(spending.own(now, 1)) == [(10, {"a": 1.0})]

@@ -1,5 +1,6 @@
 """Small inputs that would take much memory, disk or time: each ends with an error that says what to do."""
 
+import io
 import threading
 from collections.abc import Iterator
 
@@ -75,6 +76,23 @@ def test_a_value_of_parquet_in_many_rows_takes_the_memory_of_one() -> None:
     assert not [one for one in items if one.outcome is None]
     assert len(items) == 64
     assert "is longer than 1048576 bytes" in str(items[0])
+
+
+def test_a_row_of_parquet_has_a_limit_in_lists_too() -> None:
+    pytest.importorskip("pyarrow")
+    (item,), _ = read(bombs.parquet_list(1000, 1100))
+    assert "is longer than 1048576 bytes" in str(item)
+
+
+def test_rows_of_parquet_are_measured_without_their_dictionary() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = io.BytesIO()
+    prompts = [letter * 100_000 for letter in "abcdefghijkl"]
+    parquet.write_table(pyarrow.table({"prompt": prompts}), file)
+    items, _ = read(file.getvalue())
+    assert [item.outcome for item in items] == [None] * len(prompts)
 
 
 def test_what_takes_too_much_memory_ends_its_reader_alone() -> None:
