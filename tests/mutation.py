@@ -1,7 +1,8 @@
 """Inject faults into product files and count how many the tests notice: scripts/mutate.
 
 cosmic-ray changes the code: one operator at one place, in a copy of the checkout. A fault is noticed when a test that
-imports its module fails, else when one of the tests of its package fails. Two trees are compared with one seed:
+imports its module fails, else when one of the tests of its package fails. It is not judged if they fail without it too.
+Two trees are compared with one seed; each is tested by the interpreter of its own .venv, if it has one:
 
     scripts/mutate --sample 100 --seed 7
     scripts/mutate --sample 100 --seed 7 --tree ../before
@@ -11,10 +12,12 @@ import argparse
 import json
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -107,22 +110,26 @@ def folder_of_tests(tree: Path, file: str) -> str:
     return str(folder)
 
 
-def is_noticed(tree: Path, fault: MutationSpec) -> bool:
-    """Inject a fault into `tree`, run its tests, and take it out again."""
+def is_noticed(tree: Path, python: str, fault: MutationSpec) -> bool | None:
+    """Inject a fault into `tree`, run its tests, and take it out again; None: they fail without it too."""
     file = str(fault.module_path)
     injected = MutationSpec(
         tree / file, fault.operator_name, fault.occurrence, fault.start_pos, fault.end_pos
     )
     for tests in (near_tests(tree, file), [folder_of_tests(tree, file)]):
         command = (
-            f"env -C {tree} PYTHONPATH={tree} HF_HUB_OFFLINE=1 {sys.executable} -m pytest"
+            f"env -C {tree} PYTHONPATH={tree} HF_HUB_OFFLINE=1 {python} -m pytest"
             f" -x -q -m 'not long' {' '.join(tests)}"
         )
-        if tests and mutate_and_test([injected], command, TIMEOUT_S).test_outcome not in (
-            TestOutcome.SURVIVED,
-            None,
-        ):
-            return True
+        if not tests:
+            continue
+        outcome = mutate_and_test([injected], command, TIMEOUT_S).test_outcome
+        # Bytecode of the fault would stand for the file: both may have one size and one second of change.
+        shutil.rmtree((tree / file).parent / "__pycache__", ignore_errors=True)
+        if outcome not in (TestOutcome.SURVIVED, None):
+            bounded = ("timeout", str(TIMEOUT_S), *shlex.split(command))
+            unchanged = subprocess.run(bounded, stdout=subprocess.DEVNULL, check=False)
+            return True if unchanged.returncode == 0 else None
     return False
 
 
@@ -157,22 +164,29 @@ def main() -> int:
     if options.list:
         print("\n".join(map(_described, faults)))
         return 0
-    survivors = []
+    own = tree / ".venv/bin/python"
+    python = str(own) if tree != ROOT and own.exists() else sys.executable
+    counts, survivors = Counter[str](), []
     with copies(tree, options.jobs) as free, ThreadPoolExecutor(options.jobs) as pool:
 
-        def run(fault: MutationSpec) -> bool:
+        def run(fault: MutationSpec) -> bool | None:
             copy = free.get()
             try:
-                return is_noticed(copy, fault)
+                return is_noticed(copy, python, fault)
             finally:
                 free.put(copy)
 
         for fault, noticed in zip(faults, pool.map(run, faults), strict=True):
-            print(f"{'noticed ' if noticed else 'SURVIVED'} {_described(fault)}", flush=True)
-            survivors += [] if noticed else [_described(fault)]
-    print(f"{len(faults) - len(survivors)} of {len(faults)} noticed (seed {options.seed})")
+            word = {True: "noticed", False: "SURVIVED", None: "FAILS"}[noticed]
+            print(f"{word:8} {_described(fault)}", flush=True)
+            counts[word] += 1
+            survivors += [_described(fault)] if noticed is False else []
+    judged = len(faults) - counts["FAILS"]
+    print(f"{counts['noticed']} of {judged} noticed (seed {options.seed})")
+    if judged < len(faults):
+        print(f"{len(faults) - judged} not judged (FAILS): their tests fail without the fault too")
     if options.json:
-        print(json.dumps({"faults": len(faults), "seed": options.seed, "survivors": survivors}))
+        print(json.dumps({"faults": judged, "seed": options.seed, "survivors": survivors}))
     return 0
 
 
