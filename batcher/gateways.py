@@ -34,11 +34,11 @@ CAPACITY_DELAY_S: Final = 0.05
 
 ABSENT_S: Final = 30.0
 """Absence after which all requests of a gateway are dropped, in seconds."""
-UNHEARD_S: Final = 0.05
+GRACE_S: Final = 0.05
 """Grace period before "no responders" counts as absence, in seconds.
 
 In a NATS cluster the subscription of a new gateway can arrive after its first message."""
-HEARD_S: Final = 60.0
+SILENCE_S: Final = 60.0
 """Silence after which a gateway gets no share of the batcher's bytes, in seconds; it may still send."""
 GATEWAYS_MAX: Final = 1024
 """Gateways whose last message is remembered."""
@@ -60,7 +60,7 @@ class GatewayTransport:
         self._dropped = 0
         self._absent: dict[str, tuple[float, float]] = {}
         """Absent gateways: since when, and when that was last observed."""
-        self._heard_at: dict[str, float] = {}
+        self._last_message_at: dict[str, float] = {}
         """Time of the last message by gateway, longest silent first."""
         self._reconnected_at = -math.inf
 
@@ -113,20 +113,21 @@ class GatewayTransport:
     def on_message(self, gateway: str, now: float) -> None:
         """Note that a gateway sent a message."""
         self._absent.pop(gateway, None)
-        self._heard_at.pop(gateway, None)
-        self._heard_at[gateway] = now
-        if len(self._heard_at) > GATEWAYS_MAX:
-            del self._heard_at[next(iter(self._heard_at))]
+        self._last_message_at.pop(gateway, None)
+        self._last_message_at[gateway] = now
+        if len(self._last_message_at) > GATEWAYS_MAX:
+            del self._last_message_at[next(iter(self._last_message_at))]
 
     def count(self, now: float) -> int:
         """Return how many gateways sent a message lately."""
-        return sum(now - at < HEARD_S for at in self._heard_at.values())
+        return sum(now - at < SILENCE_S for at in self._last_message_at.values())
 
     def absence_s(self, gateway: str, now: float) -> float | None:
         """Return how long an unreachable gateway has been absent; None if it may be there."""
         since, last = self._absent.get(gateway, (now, now))
-        heard_at = self._heard_at.setdefault(gateway, now)  # its first message may be on its way
-        if now - self._reconnected_at < RECONNECT_S or now - heard_at < UNHEARD_S:
+        # The first message of a gateway may be on its way.
+        last_message_at = self._last_message_at.setdefault(gateway, now)
+        if now - self._reconnected_at < RECONNECT_S or now - last_message_at < GRACE_S:
             self._absent[gateway] = now, now
             return None
         if now - last > ABSENT_PAUSE_S:

@@ -39,7 +39,7 @@ def chat(
         _talk(conversation)
     else:
         for line in _piped_lines():
-            conversation.say(line)
+            conversation.send_turn(line)
 
 
 class ChatSession:
@@ -74,7 +74,7 @@ class ChatSession:
         """Forget the turns, but for the instructions."""
         self._turns = list(self._first)
 
-    def say(self, text: str) -> None:
+    def send_turn(self, text: str) -> None:
         """Send one turn and print the answer as it comes.
 
         Raises:
@@ -138,7 +138,9 @@ def _take(conversation: ChatSession, line: str) -> None:
         case "", _:
             return
         case "/model", "":
-            _tell(f"model {conversation.model}; there are {', '.join(conversation.models())}")
+            _print_reply(
+                f"model {conversation.model}; there are {', '.join(conversation.models())}"
+            )
         case "/model", model:
             conversation.use(model)
             output.note(f"model {model}")
@@ -146,14 +148,14 @@ def _take(conversation: ChatSession, line: str) -> None:
             conversation.clear()
             output.note("the turns so far are forgotten")
         case "/help", _:
-            _tell(HELP)
+            _print_reply(HELP)
         case _ if line.startswith("/") and not line.startswith("//"):
-            _tell(f"no command {name}; /help lists them")
+            _print_reply(f"no command {name}; /help lists them")
         case _:
-            conversation.say(line.removeprefix("/"))
+            conversation.send_turn(line.removeprefix("/"))
 
 
-def _tell(text: str) -> None:
+def _print_reply(text: str) -> None:
     """Answer a command; stdout has the answers of models alone."""
     print(text, file=sys.stderr, flush=True)
 

@@ -85,17 +85,17 @@ def _demo_settings(settings: "Settings") -> "Settings":
 async def _demo(settings: "Settings") -> dict[str, Any]:
     from supervisor.mesh import running_mesh
 
-    _say("starting NATS, Triton, batcher, gateway and jobs ...")
+    _print("starting NATS, Triton, batcher, gateway and jobs ...")
     async with running_mesh(settings) as mesh, AsyncClient(mesh.address) as client:
         models = [model.name for model in settings.models]
-        _say(f"ready in {mesh.ready_s:.1f} s with {', '.join(models)} at {mesh.address}")
-        _say("\n1. A model for every prompt (model: auto)")
+        _print(f"ready in {mesh.ready_s:.1f} s with {', '.join(models)} at {mesh.address}")
+        _print("\n1. A model for every prompt (model: auto)")
         tasks = {prompt: model for prompt, model in TASKS.items() if model in models}
         answers = await answer_tasks(client, tasks)
-        _say(f"\n2. kill -9 of a worker while {STREAMS} answers are streamed")
+        _print(f"\n2. kill -9 of a worker while {STREAMS} answers are streamed")
         workers = [name for name in mesh.supervisor.pids if name.startswith(f"triton-{CRASHING}")]
         crash = await survive_crash(client, workers, partial(_kill, mesh))
-        _say("\n3. The trace of an answer that lost its worker")
+        _print("\n3. The trace of an answer that lost its worker")
         trace = await draw_trace(client, crash["request_id"])
     return {"answers": answers, "crash": crash, "trace": trace}
 
@@ -110,17 +110,17 @@ async def answer_tasks(client: AsyncClient, tasks: Mapping[str, str]) -> list[di
     answers = list[dict[str, Any]]()
     for prompt, model in tasks.items():
         builder = AnswerBuilder()
-        _say(f"   > {prompt}")
+        _print(f"   > {prompt}")
         async with client.generate(prompt, max_tokens=112, timeout_s=CALL_S) as stream:
             async for event in stream:
                 builder.add(event)
                 if isinstance(event, Started):
-                    _say(f"   {event.model}: ", end="")
+                    _print(f"   {event.model}: ", end="")
                 elif isinstance(event, Delta):
-                    _say(event.text.replace("\n", "\n   "), end="")
+                    _print(event.text.replace("\n", "\n   "), end="")
         answer = builder.build()
         first_ms = answer.timings.time_to_first_token_ms
-        _say(f"\n     because: {answer.route.reason}; first token after {first_ms:.0f} ms")
+        _print(f"\n     because: {answer.route.reason}; first token after {first_ms:.0f} ms")
         answers.append({"prompt": prompt, **output.answer_object(answer)})
         if answer.model != model:
             message = f"{prompt!r}: {answer.model} answered instead of {model}"
@@ -200,7 +200,7 @@ async def survive_crash(
         "damaged": sum(before.tokens != after.tokens for before, after in pairs),
         "request_id": recovered[0].request_id,
     }
-    _say(
+    _print(
         f"   killed {', '.join(killed)} after {KILL_TOKENS} tokens: {len(recovered)} of {STREAMS} streams went on at "
         f"another worker\n   gap {crash['gap_ms']:.0f} ms; {crash['tokens']:,} tokens compared with an undisturbed "
         f"run: {crash['damaged']} streams differ"
@@ -249,7 +249,7 @@ async def draw_trace(client: AsyncClient, request_id: str) -> dict[str, object]:
     )
     record = found.record
     for line in trace_lines(record):
-        _say(f"   {line}")
+        _print(f"   {line}")
     described = trace_object(record)
     if not described["hops"]:
         raise CommandFailed("TRACE_INCOMPLETE", f"the record of {request_id} has no times")
@@ -263,7 +263,7 @@ def _kill(mesh: "Mesh", worker: str) -> None:
     child.send(signal.SIGKILL)
 
 
-def _say(text: str, end: str = "\n") -> None:
+def _print(text: str, end: str = "\n") -> None:
     """Print progress for people."""
     if not wants_json():
         output.write_text(text + end)

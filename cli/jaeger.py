@@ -97,10 +97,10 @@ class Jaeger:
             with error:
                 return error.code, error.read(BYTES_MAX + 1)
 
-    def _failure(self, reason: str, says: str) -> CommandFailed:
+    def _failure(self, reason: str, problem: str) -> CommandFailed:
         return CommandFailed(
             reason,
-            f"{self._url} does not answer as Jaeger: {says}; name the query service with --jaeger (port 16686), and "
+            f"{self._url} does not answer as Jaeger: {problem}; name the query service with --jaeger (port 16686), and "
             "its base path if it has one",
         )
 

@@ -107,7 +107,7 @@ class TrafficRecorder:
             tasks = await client.subscribe(subjects.ALL_TASKS, cb=self._on_task)
             for subject in (subjects.ALL_CONTROL, subjects.CONTROL):
                 await client.subscribe(subject, cb=self._on_control)
-            await client.subscribe(subjects.ALL_HEARD_FRAMES, cb=self._on_frames)
+            await client.subscribe(subjects.OBSERVED_FRAMES, cb=self._on_frames)
             await asyncio.sleep(seconds)
             await tasks.unsubscribe()
             with contextlib.suppress(TimeoutError):

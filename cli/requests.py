@@ -33,7 +33,7 @@ def requests(
         output.write_records(objects, keys=1)
         some = f", the oldest {shown} are shown" if shown < total else ""
         output.write_line(f"{total} requests run{some}")
-        _tell_silent(listed.silent_gateways, "their requests are missing here")
+        _warn_of_silent(listed.silent_gateways, "their requests are missing here")
 
     silent = list(listed.silent_gateways)
     described = {"requests": objects, "total": total, "silent_gateways": silent}
@@ -67,7 +67,7 @@ def cancel(
         for name in done.request_ids:
             output.write_line(name)
         output.write_line(f"{len(done.request_ids)} requests cancelled")
-        _tell_silent(done.silent_gateways, "their requests may go on")
+        _warn_of_silent(done.silent_gateways, "their requests may go on")
 
     failed = ("REQUEST_UNKNOWN", f"{', '.join(missing)}: not running") if missing else None
     output.show(described, write, failed)
@@ -121,7 +121,7 @@ def rows_in(found: admin_pb2.ReadMetricsResponse, model: str, worker: str) -> in
     return max(counts, default=0)
 
 
-def _tell_silent(gateways: Sequence[str], what: str) -> None:
+def _warn_of_silent(gateways: Sequence[str], what: str) -> None:
     if gateways:
         output.write_line(f"no answer from {', '.join(gateways)}: {what}")
 

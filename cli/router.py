@@ -60,7 +60,7 @@ class MeshOutcomes:
         return of_pair
 
 
-def _gathered(
+def _merged_outcomes(
     files: Sequence[Path],
     own: "Sequence[StreamOutcomesResponse] | None",
 ) -> list["RouterOutcome"]:
@@ -132,7 +132,7 @@ def train_(
     own = mesh.fetch()
     if cascade:
         own = [row for row in own if row.weak_answer.strip()]
-    rows = _gathered(files or (), own if mesh.from_mesh else None)
+    rows = _merged_outcomes(files or (), own if mesh.from_mesh else None)
     without = next((row.prompt_id for row in rows if row.answer is None), None)
     if cascade and without is not None:
         raise CommandFailed(
@@ -144,10 +144,10 @@ def train_(
         saved = artefact.save_to(trained, out)
     except OSError as error:
         raise CommandFailed("FILE", f"{out} cannot be written: {error.strerror}") from error
-    told = {"router": str(out), "bytes": out.stat().st_size}
+    summary = {"router": str(out), "bytes": out.stat().st_size}
     if mesh.from_mesh:
-        told |= {"outcomes": len(rows), "one_sided": len(one_sided)}
-    output.show({**told, **report.describe(saved)})
+        summary |= {"outcomes": len(rows), "one_sided": len(one_sided)}
+    output.show({**summary, **report.describe(saved)})
 
 
 @router.command()

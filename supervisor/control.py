@@ -25,7 +25,7 @@ from supervisor.triton import remove_shared_memory
 
 STOP_MARGIN_S: Final = 5.0
 """What a supervisor may take to stop, on top of the bounds of its processes, seconds."""
-WAIT_TOLD_S: Final = 1.0
+WAIT_REPORTED_S: Final = 1.0
 """How long a stop is silent about what it waits for, seconds."""
 OnWait = Callable[[Sequence[str], float], None]
 """Takes the names of the processes that a stop waits for, and how long it still may, seconds."""
@@ -96,7 +96,7 @@ def await_end(
     bound_s: float,
     state: StateDir,
     on_wait: OnWait,
-    silent_s: float = WAIT_TOLD_S,
+    silent_s: float = WAIT_REPORTED_S,
 ) -> bool:
     """Wait for the end of the supervisor; report which of its processes it waits for after `silent_s`."""
     until, reported = time.monotonic() + bound_s, tuple[str, ...]()

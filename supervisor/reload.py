@@ -23,7 +23,7 @@ from sluice.settings.reload import TAKEN_WHILE_RUNNING
 from sluice.startup import reachable
 from sluice.wire.connection import MeshClient, NatsUnreachable, connect, disconnect
 from sluice.wire.permissions import OPERATOR
-from sluice.wire.reload import ask_to_reload
+from sluice.wire.reload import request_reload
 from supervisor.control_socket import listen
 from supervisor.health import denies, wait_until_reachable
 from supervisor.model_processes import kill_when_stopped, triton_watcher
@@ -237,21 +237,21 @@ class Reload:
         try:
             write_atomically(file, after.to_yaml())
             for process in processes:
-                await self._tell(client, process)
+                await self._reload_process(client, process)
         except BaseException:
             write_atomically(file, before)
             for process in processes:
                 with suppress(SetupError, SettingsError):
-                    await self._tell(client, process)
+                    await self._reload_process(client, process)
             raise
         finally:
             await disconnect(client)
         self.settings = after
 
-    async def _tell(self, client: MeshClient, process: ProcessState) -> None:
+    async def _reload_process(self, client: MeshClient, process: ProcessState) -> None:
         """Wait until `process` has taken the configuration."""
         assert process.pid is not None
-        answer = await ask_to_reload(
+        answer = await request_reload(
             client, process.pid, self._plan.state.config, lambda: process.alive, RELOAD_S
         )
         if answer is None:

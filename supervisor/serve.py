@@ -113,7 +113,7 @@ def main(root: str, descriptor: str, origin_json: str) -> int:
     """
     report = open(int(descriptor), "wb", buffering=0)  # noqa: SIM115  open as long as the process
 
-    def tell(**message: str | float) -> None:
+    def send(**message: str | float) -> None:
         with suppress(OSError):  # that command has gone
             report.write(json.dumps(message).encode() + b"\n")
 
@@ -125,13 +125,13 @@ def main(root: str, descriptor: str, origin_json: str) -> int:
             serve(
                 settings,
                 Path(root),
-                lambda mesh: tell(ready_s=mesh.ready_s),
-                lambda step: tell(progress=step),
+                lambda mesh: send(ready_s=mesh.ready_s),
+                lambda step: send(progress=step),
                 origin,
             )
         )
     except (SetupError, SettingsError) as error:
-        tell(error=str(error))
+        send(error=str(error))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -52,11 +52,11 @@ async def prepare(
 ) -> PreparedPrompt:
     """Return the prompt of `request`, that of `context` or one like it, for `model`.
 
-    Raises as `encode`, `fit` and `hear`.
+    Raises as `encode`, `fit` and `prepare_audio`.
     """
     conversation, inspect = context.conversation, context.open_filter
     if request.audio is not None:
-        return hear(request, request.audio, conversation.turns[0].content, model, inspect)
+        return prepare_audio(request, request.audio, conversation.turns[0].content, model, inspect)
     if model.tokenizer.speech is not None:
         raise InvalidRequest.of("model", f"{model.name} takes audio, and no prompts; set audio")
     work = partial(encode_now, conversation, model)
@@ -64,7 +64,7 @@ async def prepare(
     return PreparedPrompt(model, token_ids, fit(request, model, len(token_ids)), inspect)
 
 
-def hear(
+def prepare_audio(
     request: ValidRequest,
     audio: ValidAudio,
     before: str,
@@ -132,7 +132,7 @@ def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
         raise InvalidRequest.of(
             "tools", f"the chat template of {model.name} takes no tools that we know"
         )
-    functions = [function_of(tool, says_strict=model.settings.takes_messages) for tool in tools]
+    functions = [function_of(tool, with_strict=model.settings.takes_messages) for tool in tools]
     arguments = [call.arguments for turn in turns for call in turn.calls]
     wrapped = False
     while True:

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from gateway.admission.arrivals import MESH_ONLY, Arrivals
 from gateway.admission.request_context import Call, fail_with
-from gateway.identity.caller import ASKS, methods_of, roles_for
+from gateway.identity.caller import CALLERS, methods_of, roles_for
 from gateway.validation.requests import class_of
 from sluice.errors import DeadlinePassed, InvalidRequest, MessageTooLarge, SluiceError
 from sluice.startup import is_loopback
@@ -210,7 +210,7 @@ class UnaryMethod(Method):
             try:
                 request = await arrivals.parse(tenant, size, self._parse, payload)
             except (InvalidRequest, MessageTooLarge):
-                if self._roles == ASKS:
+                if self._roles == CALLERS:
                     arrivals.on_rejected(call.caller)
                 raise
             del payload  # it may be large

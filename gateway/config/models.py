@@ -23,9 +23,9 @@ from sluice.settings.models import (
     computed_context_of,
     context_tokens_of,
     has_marian_pieces,
-    hears,
     labels_of,
     language_config,
+    takes_audio,
 )
 from sluice.settings.sentence_folder import (
     FILES,
@@ -173,7 +173,7 @@ class ModelFolder:
         )
         tokenizer, pieces = self._tokenizers(tokenizer_config, tokens)
         templates = _templates(self._inner, tokenizer_config)
-        listens = model.engine == "transformers" and hears(config)
+        listens = model.engine == "transformers" and takes_audio(config)
         return ModelTokenizer(
             tokenizer=tokenizer,
             template=ChatTemplate(templates, tokens, datetime.now) if templates else None,

@@ -19,7 +19,7 @@ from gateway.http.batches import JobCalls
 from gateway.http.call import Behaviour, Endpoint
 from gateway.http.inference import RESPONSES, ModelCalls
 from gateway.http.models import ModelList
-from gateway.identity.caller import ANY, ASKS, CHANGES
+from gateway.identity.caller import ANY, CALLERS, CHANGES
 from gateway.telemetry.request_log import new_request_id
 from sluice.openai.embeddings import EMBEDDINGS, RERANK
 from sluice.openai.requests import CHAT, COMPLETIONS
@@ -71,15 +71,15 @@ def make_app(
         COUNT_TOKENS: calls.count_tokens,
     }
     table: list[tuple[str, str, Behaviour, frozenset[str]]] = [
-        *(("POST", url, answer, ASKS) for url, answer in model_calls.items()),
+        *(("POST", url, answer, CALLERS) for url, answer in model_calls.items()),
         ("GET", "/v1/models", models.models, ANY),
         ("GET", "/v1/models/{name:path}", models.model, ANY),
-        ("POST", "/v1/files", batches.upload, ASKS),
+        ("POST", "/v1/files", batches.upload, CALLERS),
         ("GET", "/v1/files", batches.files, ANY),
         ("GET", "/v1/files/{id}", batches.file, ANY),
         ("DELETE", "/v1/files/{id}", batches.delete, CHANGES),
         ("GET", "/v1/files/{id}/content", batches.content, ANY),
-        ("POST", "/v1/batches", batches.create, ASKS),
+        ("POST", "/v1/batches", batches.create, CALLERS),
         ("GET", "/v1/batches", batches.batches, ANY),
         ("GET", "/v1/batches/{id}", batches.batch, ANY),
         ("POST", "/v1/batches/{id}/cancel", batches.cancel, CHANGES),

@@ -311,7 +311,7 @@ class Endpoint:
             name.
         behaviour: Answers a call.
         roles: Who may call it.
-        asks: Whether it calls models, in a class.
+        calls_models: Whether it calls models, in a class.
     """
 
     arrivals: Arrivals
@@ -320,7 +320,7 @@ class Endpoint:
     hosts: frozenset[str] | None
     behaviour: Behaviour
     roles: frozenset[str]
-    asks: bool
+    calls_models: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call."""
@@ -334,7 +334,7 @@ class Endpoint:
         caller = call.caller
         call.limit_headers = partial(self.limit_headers, caller)
         with suppress(ClientDisconnect), arrivals.bytes.held(caller.tenant, 0) as call.keep:
-            priority_class = class_of(call.metadata) if self.asks else UNSTATED_CLASS
+            priority_class = class_of(call.metadata) if self.calls_models else UNSTATED_CLASS
             if priority_class == BULK_CLASS:
                 await arrivals.limiter.pacer.wait()
             with arrivals.limiter.running(priority_class, caller.tenant):
@@ -348,7 +348,7 @@ class Endpoint:
         try:
             return await self.behaviour(call)
         except (BadField, InvalidRequest, MessageTooLarge, UnknownModel) as error:
-            if self.asks and not call.is_read:
+            if self.calls_models and not call.is_read:
                 self.arrivals.on_rejected(call.caller)
             if not isinstance(error, BadField):
                 raise

@@ -59,14 +59,14 @@ def roles_for(method: str) -> frozenset[str]:
     return _BY_METHOD.get(method) or _BY_SERVICE.get(service) or frozenset({OPERATOR})
 
 
-ASKS: Final = frozenset({CALLER, MESH})
+CALLERS: Final = frozenset({CALLER, MESH})
 """Roles that may use models."""
 _READERS: Final = frozenset({OPERATOR, AUDITOR, MESH})
 CHANGES: Final = frozenset({CALLER, OPERATOR, MESH})
 """Roles that may change the data of their tenant."""
 _BY_SERVICE: Final = {
-    "sluice.v1.InferenceService": ASKS,
-    "sluice.v1.SafetyService": ASKS,
+    "sluice.v1.InferenceService": CALLERS,
+    "sluice.v1.SafetyService": CALLERS,
     "sluice.v1.AdminService": frozenset({OPERATOR, MESH}),
     "sluice.v1.JobService": CHANGES,
     "sluice.internal.v1.ItemsService": frozenset({MESH}),
@@ -95,7 +95,7 @@ _BY_METHOD: Final = {
     "/sluice.v1.AdminService/ReadMetrics": _READERS,
     "/sluice.v1.AdminService/SubmitFeedback": CHANGES,
     **dict.fromkeys(_OWN_OR_ALL, ANY),
-    "/sluice.v1.JobService/CreateJob": ASKS,
-    "/sluice.v1.JobService/UploadInput": ASKS,
+    "/sluice.v1.JobService/CreateJob": CALLERS,
+    "/sluice.v1.JobService/UploadInput": CALLERS,
     **dict.fromkeys(JOB_READS, ANY),
 }

@@ -165,7 +165,7 @@ class GatewayReload:
     @property
     def _is_behind(self) -> bool:
         """Whether the others use a record that this gateway does not use yet."""
-        revisions = (hello.policies for hello in self.shared.peers.heartbeats.values())
+        revisions = (heartbeat.policies for heartbeat in self.shared.peers.heartbeats.values())
         return max((self._seen, *revisions)) > self.revision
 
     async def _load(self, settings: Settings) -> _Loaded:

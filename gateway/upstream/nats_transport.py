@@ -27,7 +27,7 @@ from sluice.internal.v1.control_pb2 import Announce, BatcherReport, ControlMessa
 from sluice.wire import codec, subjects
 from sluice.wire.connection import MeshClient, disconnect, settle
 from sluice.wire.dead_letters import store_dead_letter
-from sluice.wire.permissions import BATCHER, may_speak_as
+from sluice.wire.permissions import BATCHER, may_send_as
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ class NatsTransport:
         try:
             bundle = codec.read_bundle(message.data)
             account = message.subject.removeprefix(subjects.frames(self.gateway_id))[1:]
-            if not may_speak_as(account, BATCHER, bundle.batcher):
+            if not may_send_as(account, BATCHER, bundle.batcher):
                 raise codec.MalformedMessage(
                     f"the account {account} speaks as batcher {bundle.batcher}"
                 )

@@ -96,8 +96,8 @@ def check_server(
     """Raise InvalidRequest if the server of a model of `engine: openai` does not take all parameters."""
     served = SERVED_HERE if server.api == "chat" else SERVED_HERE | {"chat_template_kwargs"}
     for field, value in sampling.ListFields():
-        asks = field.name in ASKING or value != NEUTRAL.get(field.name, 0)
-        if asks and field.name not in served and field.name not in server.names:
+        is_requested = field.name in ASKING or value != NEUTRAL.get(field.name, 0)
+        if is_requested and field.name not in served and field.name not in server.names:
             raise _not_taken(f"sampling.{field.name}", name, "leave it out")
     if tools is None:
         return
@@ -137,10 +137,10 @@ def tool_use_of(request: pb.GenerateRequest, violations: FieldViolations) -> Too
     """Return which tools the answer may call, or None without tools; add what is wrong to `violations`."""
     choice, check, sampling = request.tool_choice, violations.check, request.sampling
     is_required = choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
-    says_parallel = request.HasField("parallel_tool_calls")
+    has_parallel = request.HasField("parallel_tool_calls")
     if not request.tools:
         check(not (choice.function or is_required), "tool_choice", "needs tools")
-        check(not says_parallel, "parallel_tool_calls", "needs tools")
+        check(not has_parallel, "parallel_tool_calls", "needs tools")
         return None
     tools = tools_of(request.tools, violations)
     is_mode = choice.mode in pb.ToolChoiceMode.values()
@@ -153,7 +153,7 @@ def tool_use_of(request: pb.GenerateRequest, violations: FieldViolations) -> Too
         tools,
         only=choice.function,
         required=is_required,
-        parallel=request.parallel_tool_calls or not says_parallel,
+        parallel=request.parallel_tool_calls or not has_parallel,
         schema=sampling.json_schema,
     )
     is_raw = request.raw_prompt or request.WhichOneof("input") == "tokens"
@@ -181,14 +181,14 @@ def _tool(tool: pb.Tool, path: str, violations: FieldViolations) -> FunctionTool
     return FunctionTool(tool.name, tool.description, parameters, tool.strict)
 
 
-def function_of(tool: FunctionTool, *, says_strict: bool = False) -> Mapping[str, Any]:
-    """Return a tool as chat templates take it; `says_strict` adds `strict`, for a remote server."""
+def function_of(tool: FunctionTool, *, with_strict: bool = False) -> Mapping[str, Any]:
+    """Return a tool as chat templates take it; `with_strict` adds `strict`, for a remote server."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
     function: dict[str, Any] = {
         "name": tool.name,
         "description": tool.description,
         "parameters": parameters,
     }
-    if says_strict and tool.strict:
+    if with_strict and tool.strict:
         function["strict"] = True
     return {"type": "function", "function": function}

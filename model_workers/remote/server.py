@@ -94,7 +94,7 @@ class StreamSender:
     def __init__(self, stream: ResponseStream, request: service_pb2.ModelInferRequest) -> None:
         self._stream = stream
         self._name, self._id = request.model_name, request.id
-        self._says_end = request.parameters[EMPTY_FINAL].bool_param
+        self._sends_final = request.parameters[EMPTY_FINAL].bool_param
         stream.requests += 1
 
     def send(self, report: worker_pb2.StepReport) -> None:
@@ -108,7 +108,7 @@ class StreamSender:
 
     def close(self) -> None:
         """End the request."""
-        if self._says_end:
+        if self._sends_final:
             final = self._response()
             final.infer_response.parameters[FINAL].bool_param = True
             with suppress(StreamLost):

@@ -148,8 +148,8 @@ class Policy(Section):
         return self.name in (None, "continuous")
 
     @property
-    def pads(self) -> bool:
-        """Whether lengths matter."""
+    def has_padding(self) -> bool:
+        """Whether batches pad their prompts to one length."""
         return not self.is_continuous and self.padding_max < 1
 
     @property
@@ -239,7 +239,7 @@ def policy_notes(policy: Policy, model: str, engine: str, *, streams: bool) -> S
     if not policy.is_continuous:
         if not streams:
             return []
-        why = "pads nothing" if policy.pads else "admits requests at every step"
+        why = "pads nothing" if policy.has_padding else "admits requests at every step"
         return [f"{where}: no gain, engine {engine} {why}"]
     fields = type(policy).model_fields
     unread = [key for key in STATIC_ONLY if getattr(policy, key) != fields[key].default]

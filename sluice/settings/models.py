@@ -329,7 +329,7 @@ def check_modality(where: object, config: Mapping[str, Any], engine: str = "tran
         SettingsError: what it is, and what to do.
     """
     if engine == "generate":
-        if hears(config):
+        if takes_audio(config):
             raise SettingsError(
                 f"{where}: is a model of speech, and `engine: generate` takes text alone; leave engine out"
             )
@@ -388,7 +388,7 @@ def side_limits(config: Mapping[str, Any], context_tokens: int | None) -> SideLi
     Models that take audio have those of their decoder. Others with absolute positions have as many for each side; the
     rest take what `context_tokens` says.
     """
-    if hears(config):
+    if takes_audio(config):
         # What the encoder hears has no tokens: prompt and answer are both the decoder's.
         most = int(config.get("max_target_positions") or 448)
         context = min(context_tokens or most, most)
@@ -407,7 +407,7 @@ def has_marian_pieces(folder: Path) -> bool:
     return not (folder / "tokenizer.json").exists() and all((folder / n).is_file() for n in names)
 
 
-def hears(config: Mapping[str, Any]) -> bool:
+def takes_audio(config: Mapping[str, Any]) -> bool:
     """Return whether a model takes audio, by its configuration."""
     return config.get("model_type") == "whisper"
 

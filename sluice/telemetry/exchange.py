@@ -17,7 +17,7 @@ from sluice.telemetry.instruments import Instruments
 from sluice.v1.admin_pb2 import MetricPoint, MetricSeries, ProcessMetrics, ReadMetricsRequest
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
-from sluice.wire.permissions import may_speak_as
+from sluice.wire.permissions import may_send_as
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class MetricsExchange:
                 logger.warning("ignored malformed metrics of another process: %s", error)
                 return
             account = message.subject.removeprefix(inbox)[1:]
-            if may_speak_as(account, answer.service.removeprefix(_SERVICES), answer.instance):
+            if may_send_as(account, answer.service.removeprefix(_SERVICES), answer.instance):
                 answers.append(answer)
                 arrived.set()
             else:

@@ -37,5 +37,5 @@ def _signature(metadata: Mapping[str, str] | Mapping[str, str | bytes], mesh_key
     named = [str(metadata.get(name, "")) for name in (TENANT_METADATA, ALL_TENANTS_METADATA)]
     if key_id := metadata.get(KEY_METADATA):
         named.append(str(key_id))
-    says = "\n".join(("sluice jobs", *named))
-    return hmac.new(mesh_key.encode(), says.encode(), hashlib.sha256).hexdigest()
+    signed = "\n".join(("sluice jobs", *named))
+    return hmac.new(mesh_key.encode(), signed.encode(), hashlib.sha256).hexdigest()

@@ -67,14 +67,14 @@ class Crossing:
     """What crosses between the account of a process and that of gateways, as patterns of subjects.
 
     Attributes:
-        hears: messages of gateways that it may subscribe to.
-        says: messages of it that gateways may subscribe to. No stream may take them: it would answer where they ask.
-        asks: services of the account of gateways; answers come to its own account, whatever reply subject it names.
+        subscribes: subjects of the gateways' account that it subscribes to.
+        publishes: its subjects that gateways subscribe to. No stream may store them: it would answer the publisher.
+        requests: services of the gateways' account; answers come to its own account, whatever reply subject it names.
     """
 
-    hears: tuple[str, ...] = ()
-    says: tuple[str, ...] = ()
-    asks: tuple[str, ...] = ()
+    subscribes: tuple[str, ...] = ()
+    publishes: tuple[str, ...] = ()
+    requests: tuple[str, ...] = ()
 
 
 def identity(process: str) -> str:
@@ -101,13 +101,13 @@ def crossing(kind: str, process: str, input_streams: Iterable[str] = ()) -> Cros
     """
     if kind == BATCHER:
         return Crossing(
-            hears=(
+            subscribes=(
                 f"{subjects.BATCHERS}.{process}.*",
                 subjects.CONTROL,
                 subjects.METRICS,
                 subjects.RELOAD,
             ),
-            says=(
+            publishes=(
                 subjects.ALL_FRAMES,
                 f"{subjects.REPORTS}.{process}",
                 _ANSWERS_METRICS,
@@ -116,9 +116,9 @@ def crossing(kind: str, process: str, input_streams: Iterable[str] = ()) -> Cros
         )
     if kind == JOBS:
         return Crossing(
-            hears=(subjects.METRICS,),
-            says=(_ANSWERS_METRICS,),
-            asks=tuple(f"{_API}.STREAM.MSG.GET.{stream}" for stream in input_streams),
+            subscribes=(subjects.METRICS,),
+            publishes=(_ANSWERS_METRICS,),
+            requests=tuple(f"{_API}.STREAM.MSG.GET.{stream}" for stream in input_streams),
         )
     return Crossing()
 
@@ -133,15 +133,15 @@ def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[
     gateways = sections[GATEWAYS]
     for name, reached in crossings.items():
         mine = sections[name]
-        for subject in reached.hears:
+        for subject in reached.subscribes:
             _export(gateways, {"stream": subject})
             mine["imports"].append(_imported("stream", GATEWAYS, subject))
-        for subject in reached.says:
+        for subject in reached.publishes:
             _export(mine, {"stream": subject})
-            gateways["imports"].append(_heard(name, subject))
-        for subject in reached.asks:
+            gateways["imports"].append(_stream_import(name, subject))
+        for subject in reached.requests:
             _export(gateways, {"service": subject})
-            mine["imports"].append(_question(mine, subject))
+            mine["imports"].append(_service_import(mine, subject))
     for name, section in sections.items():
         own = name.startswith(f"{BATCHER}-")
         section["limits"] = {
@@ -163,30 +163,30 @@ def _imported(what: str, of: str, subject: str) -> dict[str, Any]:
     return {what: {"account": of, "subject": subject}}
 
 
-def _heard(speaker: str, subject: str) -> dict[str, Any]:
-    """Return the import of what the account `speaker` says, which names it at the end of what many may say."""
-    imported = _imported("stream", speaker, subject)
+def _stream_import(sender: str, subject: str) -> dict[str, Any]:
+    """Return the import of a subject of the account `sender`; where many publish it, its name is added at the end."""
+    imported = _imported("stream", sender, subject)
     if named := _NAMING.get(subject):
-        imported["to"] = f"{named}.{speaker}"
+        imported["to"] = f"{named}.{sender}"
     return imported
 
 
-def may_speak_as(speaker: str, kind: str, process: str) -> bool:
-    """Return whether the account `speaker` is that of the process of `kind` with the id `process`.
+def may_send_as(sender: str, kind: str, process: str) -> bool:
+    """Return whether the account `sender` is that of the process of `kind` with the id `process`.
 
     Args:
         kind: Kind of the process, such as `BATCHER`.
         process: Id of the process.
-        speaker: The end of the subject of its message; empty: it is of the account of gateways, or there are no
+        sender: The end of the subject of its message; empty: it is of the account of gateways, or there are no
             accounts.
     """
-    return not speaker or speaker in (account(kind, process), account(kind, subjects.ANY))
+    return not sender or sender in (account(kind, process), account(kind, subjects.ANY))
 
 
-def _question(asking: dict[str, Any], subject: str) -> dict[str, Any]:
+def _service_import(importer: dict[str, Any], subject: str) -> dict[str, Any]:
     """Return the import of a service."""
     on_its_way = _MAPPED + subject.removeprefix(_API)
-    asking.setdefault("mappings", {})[subject] = on_its_way
+    importer.setdefault("mappings", {})[subject] = on_its_way
     return {**_imported("service", GATEWAYS, subject), "to": on_its_way}
 
 
@@ -239,7 +239,7 @@ _NAMING: Final[Mapping[str, str]] = {
     subjects.ALL_FRAMES: f"{subjects.FRAMES}.$1",
     _ANSWERS_METRICS: f"{subjects.METRICS}.$1.$2",
 }
-"""What many may say, as gateways hear it; the account that says it follows."""
+"""Subjects that many accounts publish, as gateways import them: the name of the account follows."""
 _STORED_BY_GATEWAYS: Final = (
     subjects.DEAD_LETTERS,
     subjects.RECORDS,

@@ -1,6 +1,6 @@
 """A running process reads its configuration again: on SIGHUP, and when it is asked over NATS, which tells the outcome.
 
-`sluice reload` asks with `ask_to_reload`. Every gateway and batcher hears the question; the one whose process and file
+`sluice reload` asks with `request_reload`. Every gateway and batcher hears the question; the one whose process and file
 it names answers when the configuration is in force or refused. Core NATS drops messages, so a question is asked again
 until it is answered. The log says the same, for people; no program reads it.
 """
@@ -29,7 +29,7 @@ from sluice.wire.codec import MalformedMessage, pack, unpack
 
 logger = logging.getLogger(__name__)
 
-ASK_AGAIN_S: Final = 1.0
+REPEAT_S: Final = 1.0
 """After this time without an answer the question is sent again, seconds."""
 _PROBLEM_MAX: Final = 16_384
 
@@ -43,7 +43,7 @@ async def reloading(path: Path, apply: Apply, client: Client) -> AsyncIterator[N
     loop = asyncio.get_running_loop()
     reloads = _Reloads(path, apply, client)
     before = signal.getsignal(signal.SIGHUP)
-    loop.add_signal_handler(signal.SIGHUP, reloads.ask, "")
+    loop.add_signal_handler(signal.SIGHUP, reloads.start, "")
     subscription = await client.subscribe(subjects.RELOAD, cb=reloads.on_question)
     try:
         yield
@@ -55,7 +55,7 @@ async def reloading(path: Path, apply: Apply, client: Client) -> AsyncIterator[N
         reloads.close()
 
 
-async def ask_to_reload(
+async def request_reload(
     client: Client, pid: int, path: Path, alive: Callable[[], bool], bound_s: float
 ) -> ReloadAnswer | None:
     """Make the process `pid` read its file `path`, absolute, again; return None if it did not reply in time."""
@@ -71,7 +71,7 @@ async def ask_to_reload(
         async with asyncio.timeout(bound_s):
             while alive():
                 await client.publish(subjects.RELOAD, pack(question))
-                done, _ = await asyncio.wait([answered], timeout=ASK_AGAIN_S)
+                done, _ = await asyncio.wait([answered], timeout=REPEAT_S)
                 if done:
                     return answered.result()
     except (TimeoutError, NatsError):
@@ -107,9 +107,9 @@ class _Reloads:
             logger.warning("ignored malformed reload request: its id cannot be part of a subject")
         elif question.id not in self._questions:
             self._questions.add(question.id)
-            self.ask(question.id)
+            self.start(question.id)
 
-    def ask(self, question: str) -> None:
+    def start(self, question: str) -> None:
         """Reload, then reply to `question`; "" is only logged."""
         self._reloads.spawn(self._run(question))
 

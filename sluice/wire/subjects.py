@@ -93,7 +93,7 @@ ALL_TASKS: Final = f"{BATCHERS}.*.task"
 ALL_CONTROL: Final = f"{BATCHERS}.*.control"
 ALL_FRAMES: Final = f"{FRAMES}.*"
 """What batchers publish on."""
-ALL_HEARD_FRAMES: Final = f"{FRAMES}.>"
+OBSERVED_FRAMES: Final = f"{FRAMES}.>"
 """What an observer of the traffic subscribes to."""
 ALL_REPORTS: Final = f"{REPORTS}.*"
 

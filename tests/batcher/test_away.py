@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from batcher.gateways import ABSENT_PAUSE_S, ABSENT_S, RECONNECT_S, UNHEARD_S, GatewayTransport
+from batcher.gateways import ABSENT_PAUSE_S, ABSENT_S, GRACE_S, RECONNECT_S, GatewayTransport
 
 
 def known(at: float = 0.0) -> GatewayTransport:
@@ -24,7 +24,7 @@ def test_absence_starts_with_the_first_failed_message() -> None:
 def test_one_that_never_spoke_may_be_on_its_way() -> None:
     gateways = known()
     assert gateways.absence_s("other", 10.0) is None
-    assert gateways.absence_s("other", 10.0 + 2 * UNHEARD_S) == pytest.approx(2 * UNHEARD_S)
+    assert gateways.absence_s("other", 10.0 + 2 * GRACE_S) == pytest.approx(2 * GRACE_S)
 
 
 def test_messages_far_apart_prove_no_time_between_them() -> None:
@@ -37,8 +37,8 @@ def test_a_gateway_that_speaks_is_there() -> None:
     gateways = known()
     gateways.absence_s("g", 10.0)
     gateways.on_message("g", 10.5)
-    assert gateways.absence_s("g", 10.5 + UNHEARD_S / 2) is None
-    assert gateways.absence_s("g", 10.6 + UNHEARD_S) == pytest.approx(0.1 + UNHEARD_S / 2)
+    assert gateways.absence_s("g", 10.5 + GRACE_S / 2) is None
+    assert gateways.absence_s("g", 10.6 + GRACE_S) == pytest.approx(0.1 + GRACE_S / 2)
 
 
 def test_gateways_may_find_nats_again_later_than_this_batcher() -> None:

@@ -94,13 +94,13 @@ class BatchPolicy:
             return
         item = (self._closes_at(entry), entry.number, entry)
         push_item(self._windows, item, self._order.waiting)
-        self._cap_rests(joined=0 if self._policy.pads else 1)
-        if self._policy.pads:
+        self._cap_rests(joined=0 if self._policy.has_padding else 1)
+        if self._policy.has_padding:
             self._buckets.setdefault(self._bucket_of(entry), {})[entry.request_id] = entry
 
     def on_cancel(self, entry: QueueEntry) -> None:
         """Handle a waiting request that leaves the order."""
-        if self._policy.pads:
+        if self._policy.has_padding:
             bucket = self._bucket_of(entry)
             del self._buckets[bucket][entry.request_id]
             if not self._buckets[bucket]:
@@ -219,7 +219,7 @@ class BatchPolicy:
         """Return whether enough requests or tokens wait to fill a batch."""
         tokens_max = self._policy.batch_tokens_max
         # Without padding all waiting requests are one group.
-        if not self._policy.pads:
+        if not self._policy.has_padding:
             tokens = sum(members.prefill_tokens for members in self._order.classes.values())
             return self._order.waiting >= self.size or tokens >= tokens_max
         entries = self._buckets[bucket]
@@ -229,7 +229,7 @@ class BatchPolicy:
 
     def _head(self, bucket: Bucket, first: QueueEntry, now: float) -> QueueEntry:
         """Return the first request in order of a bucket."""
-        if not self._policy.pads or bucket == self._bucket_of(first):
+        if not self._policy.has_padding or bucket == self._bucket_of(first):
             return first
         return min(self._buckets[bucket].values(), key=lambda entry: self._order.key(entry, now))
 
@@ -294,7 +294,7 @@ class BatchPolicy:
             return None
         longest = max(batch.longest, entry.prefill_tokens)
         # A padded batch costs its longest prompt once per request.
-        cells = (len(batch.entries) + 1) * longest if policy.pads else tokens
+        cells = (len(batch.entries) + 1) * longest if policy.has_padding else tokens
         if cells > policy.batch_tokens_max:
             return BatchLimit.TOKENS
         return BatchLimit.PADDING if cells - tokens > policy.padding_max * cells else None
@@ -303,7 +303,7 @@ class BatchPolicy:
         self, first: QueueEntry, now: float, *, unlimited: bool = False
     ) -> Iterator[QueueEntry]:
         """Yield the requests that may join `first`, in order."""
-        if not self._policy.pads:
+        if not self._policy.has_padding:
             # Each must be sent, or the loop left, before the next one: it stays the first until it is sent.
             next_entry = self._order.first_unlimited if unlimited else self._order.first
             while (entry := next_entry(now)) is not None:
@@ -342,10 +342,12 @@ class BatchPolicy:
 
     def _waiting(self, bucket: Bucket) -> int:
         """Return how many requests of a bucket wait."""
-        return len(self._buckets.get(bucket, ())) if self._policy.pads else self._order.waiting
+        return (
+            len(self._buckets.get(bucket, ())) if self._policy.has_padding else self._order.waiting
+        )
 
     def _bucket_of(self, entry: QueueEntry) -> Bucket:
-        if not self._policy.pads:
+        if not self._policy.has_padding:
             return "", 0
         name = entry.priority_class if self._order.by_class else ""
         return name, int(math.log(max(entry.prefill_tokens, 1)) / self._width)

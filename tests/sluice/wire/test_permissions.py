@@ -31,7 +31,7 @@ from sluice.wire.permissions import (
     crossing,
     identity,
     inbox,
-    may_speak_as,
+    may_send_as,
     permissions,
 )
 from supervisor.certificates import Authority
@@ -163,15 +163,15 @@ def test_the_requests_that_are_tried_are_those_of_the_server() -> None:
 
 def test_jobs_read_only_the_streams_of_the_operators_list() -> None:
     right = f"$JS.API.STREAM.MSG.GET.{PROMPTS}"
-    assert right in crossing(JOBS, "j1", [PROMPTS]).asks
-    assert right not in crossing(JOBS, "j1").asks
-    assert right not in crossing(BATCHER, "b1", [PROMPTS]).asks
+    assert right in crossing(JOBS, "j1", [PROMPTS]).requests
+    assert right not in crossing(JOBS, "j1").requests
+    assert right not in crossing(BATCHER, "b1", [PROMPTS]).requests
 
 
 def test_no_stream_takes_what_another_account_says() -> None:
     """It would answer on the reply subject that the message names, in the account of gateways."""
     for kind, process in USERS.values():
-        for subject in crossing(kind, process).says:
+        for subject in crossing(kind, process).publishes:
             for config in OF_GATEWAYS:
                 assert not any(subjects.covers(taken, subject) for taken in config.subjects or ())
 
@@ -203,14 +203,14 @@ async def test_subscriptions_of_a_connection_are_bounded(tmp_path: Path) -> None
 
 
 def test_accounts_speak_for_their_own_processes() -> None:
-    assert may_speak_as("batcher-b1", BATCHER, "b1")
-    assert may_speak_as("batchers", BATCHER, "b1")
-    assert may_speak_as("", BATCHER, "b1")
-    assert may_speak_as("jobs", JOBS, "j1")
-    assert not may_speak_as("batcher-b1", BATCHER, "b2")
-    assert not may_speak_as("batcher-b1", GATEWAY, "g1")
-    assert not may_speak_as("batcher-b1", JOBS, "j1")
-    assert not may_speak_as("batcher-b1", "worker", "w")
+    assert may_send_as("batcher-b1", BATCHER, "b1")
+    assert may_send_as("batchers", BATCHER, "b1")
+    assert may_send_as("", BATCHER, "b1")
+    assert may_send_as("jobs", JOBS, "j1")
+    assert not may_send_as("batcher-b1", BATCHER, "b2")
+    assert not may_send_as("batcher-b1", GATEWAY, "g1")
+    assert not may_send_as("batcher-b1", JOBS, "j1")
+    assert not may_send_as("batcher-b1", "worker", "w")
 
 
 def test_accounts_have_limits() -> None:

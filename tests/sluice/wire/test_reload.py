@@ -14,7 +14,7 @@ from sluice.internal.v1.control_pb2 import ReloadAnswer, ReloadQuestion
 from sluice.settings import Settings, SettingsError
 from sluice.wire import subjects
 from sluice.wire.codec import pack
-from sluice.wire.reload import ask_to_reload, reloading
+from sluice.wire.reload import reloading, request_reload
 
 LIMIT_S = 60
 
@@ -59,7 +59,7 @@ class Applied:
 
 
 async def ask(client: Client, config: Path) -> ReloadAnswer | None:
-    return await ask_to_reload(client, os.getpid(), config, lambda: True, LIMIT_S)
+    return await request_reload(client, os.getpid(), config, lambda: True, LIMIT_S)
 
 
 async def test_a_hangup_applies_the_file_as_it_is_now(config: Path, nats_client: Client) -> None:
@@ -155,7 +155,7 @@ async def test_a_question_for_somebody_else_is_not_answered(
 
 async def test_who_asks_a_process_that_ends_is_told(config: Path, nats_client: Client) -> None:
     looks = iter([True, False])
-    gone = await ask_to_reload(
+    gone = await request_reload(
         nats_client, os.getpid(), config, lambda: next(looks), bound_s=LIMIT_S
     )
     assert gone is None

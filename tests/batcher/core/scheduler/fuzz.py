@@ -272,7 +272,7 @@ class QueueFuzz:
         first = batch.entries[0]
         if first is wanted or self.is_limited(capacity):
             return
-        assert self.policy.pads
+        assert self.policy.has_padding
         assert batch.cause in (BatchCause.FULL, BatchCause.WINDOW_OVER)
         assert self.policy.order == "arrival" or first.priority_class == wanted.priority_class
         assert not wanted.returned
@@ -314,7 +314,7 @@ class QueueFuzz:
             assert all(map(is_unlimited, rows))
         if len(rows) > 1 and not policy.is_continuous:
             assert batch.padding_share <= policy.padding_max + 1e-9
-            assert (cells if policy.pads else tokens) <= policy.batch_tokens_max
+            assert (cells if policy.has_padding else tokens) <= policy.batch_tokens_max
         if len(rows) > 1 or capacity.waiting_tokens:
             assert capacity.waiting_tokens + tokens <= policy.waiting_tokens_max
         if len(rows) > 1 or not capacity.idle:
