@@ -140,7 +140,7 @@ def submit(
     out: Out = None,
     wait: bool = Option(False, "--wait", help="Wait until the job is over."),
     watch: bool = Option(False, "--watch", help="Show the progress until the job is over."),
-    given: InputOptions,
+    input_options: InputOptions,
     stages: StageOptions,
     reuse: list[str] | None = Option(None, help="Reuse this job's answers.", metavar="JOB"),
     name: str = Option("", help="Name of the job, shown in lists."),
@@ -157,12 +157,12 @@ def submit(
     --out implies --wait. Interrupting the command does not stop the job. Exit code 0 when the job was created, or when
     it was waited for, completed, and has no more dead letters than --max-dead.
     """
-    asked = generate_request("-", chosen)
+    request = generate_request("-", chosen)
     spec = pb.JobSpec(
         name=name,
-        model=asked.model,
-        sampling=asked.sampling,
-        labels=dict(asked.labels),
+        model=request.model,
+        sampling=request.sampling,
+        labels=dict(request.labels),
         stages=stages.stages(),
         limits=bounds.limits(chosen.get("timeout_s")),
         retries=bounds.retries(),
@@ -170,7 +170,7 @@ def submit(
     spec.dedupe.reuse_job_ids.extend(reuse or ())
     if webhook:
         spec.webhook.url, spec.webhook.secret = webhook, os.environ.get(_SECRET_VARIABLE, "")
-    local = given.fill(spec.input, source)
+    local = input_options.fill(spec.input, source)
     if local is not None:
         check_input(local)
     waits = out is not None or wait
@@ -332,12 +332,14 @@ def _state_of(word: str) -> pb.JobState.ValueType:
         ) from error
 
 
-def _finish(client: Client, job: pb.Job, file: NewFile | None, shown: bool, max_dead: int) -> None:
+def _finish(
+    client: Client, job: pb.Job, file: NewFile | None, is_watched: bool, max_dead: int
+) -> None:
     """Wait until `job` is over, write its results and print it."""
     if file is not None:
         file.hint = f"the results are kept: sluice batch results {job.id} --out FILE"
     try:
-        job = _wait(client, job, shown)
+        job = _wait(client, job, is_watched)
     except KeyboardInterrupt:
         hint = f"the job continues; follow it with: sluice batch watch {job.id}"
         print(hint, file=sys.stderr, flush=True)
@@ -358,20 +360,20 @@ def _finish(client: Client, job: pb.Job, file: NewFile | None, shown: bool, max_
     output.show(described)
 
 
-def _wait(client: Client, job: pb.Job, shown: bool) -> pb.Job:
-    with batch_view.display(shown) as show:
+def _wait(client: Client, job: pb.Job, is_watched: bool) -> pb.Job:
+    with batch_view.display(is_watched) as show:
         for changed in client.jobs.watch(job.id, until_paused=True):
-            if not shown and changed.reason and changed.reason != job.reason:
+            if not is_watched and changed.reason and changed.reason != job.reason:
                 output.progress(f"job {job.id}: {changed.reason}")
             job = changed
             show(job)
     return job
 
 
-def _fill(file: NewFile, job_id: str, found: Iterable[pb.JobResult]) -> int:
+def _fill(file: NewFile, job_id: str, job_results: Iterable[pb.JobResult]) -> int:
     """Write results, complete the file, and return how many there were."""
     lines = 0
-    for result in found:
+    for result in job_results:
         file.write(json.dumps(output_line(job_id, result), ensure_ascii=False) + "\n")
         lines += 1
     file.complete()

@@ -81,7 +81,7 @@ def sentence(job: pb.Job) -> str:
 
 
 @contextmanager
-def display(shown: bool) -> Iterator[Callable[[pb.Job], None]]:
+def display(is_watched: bool) -> Iterator[Callable[[pb.Job], None]]:
     """Show the progress of a job on stderr: one line on a terminal, else a line for each state and tenth."""
     live, last = output.can_move(sys.stderr), (0, 0)
 
@@ -89,7 +89,7 @@ def display(shown: bool) -> Iterator[Callable[[pb.Job], None]]:
         nonlocal last
         progress = job.progress
         now = (job.state, 10 * (progress.succeeded + progress.dead) // max(1, progress.total))
-        if shown and (live or now != last):
+        if is_watched and (live or now != last):
             last = now
             text = f"{job.id}: {sentence(job)}"
             if live:
@@ -99,7 +99,7 @@ def display(shown: bool) -> Iterator[Callable[[pb.Job], None]]:
     try:
         yield update
     finally:
-        if shown and live:
+        if is_watched and live:
             print(file=sys.stderr)
 
 

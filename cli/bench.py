@@ -16,7 +16,7 @@ FOLDER: Final = Path(__file__).parents[1] / "bench"
 """Only a source tree has it: benchmarks compare with peers that a user of the mesh does not need."""
 
 
-def known() -> list[str]:
+def benchmark_names() -> list[str]:
     """Return the names of the benchmarks of this source tree."""
     return sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
 
@@ -28,7 +28,7 @@ CONTEXT_SETTINGS: Final = {"allow_extra_args": True, "ignore_unknown_options": T
 def bench(
     context: typer.Context,
     name: str = Argument(
-        ..., help=f"One of: {', '.join(known()) or 'none, this is no source tree'}."
+        ..., help=f"One of: {', '.join(benchmark_names()) or 'none, this is no source tree'}."
     ),
     runs: int | None = Option(None, help="Interleaved runs of both sides.", min=1),
 ) -> None:
@@ -47,7 +47,7 @@ def run(name: str, *options: str, stdout: int | None = None) -> str:
     Raises:
         CommandFailed: there is none of that name, or it fails.
     """
-    names = known()
+    names = benchmark_names()
     if name not in names:
         there = f"there are: {', '.join(names)}" if names else f"no benchmarks in {FOLDER}"
         raise CommandFailed("BENCHMARK_UNKNOWN", f"no benchmark {name!r}; {there}")

@@ -62,8 +62,8 @@ class ChatSession:
         Raises:
             InvalidRequest: there is no such model.
         """
-        if model not in (known := self.models()):
-            raise InvalidRequest.of("model", f"no model {model!r}; there are {', '.join(known)}")
+        if model not in (names := self.models()):
+            raise InvalidRequest.of("model", f"no model {model!r}; there are {', '.join(names)}")
         self._options["model"] = model
 
     def models(self) -> list[str]:
@@ -81,14 +81,14 @@ class ChatSession:
             SluiceError: there is no answer.
             KeyboardInterrupt: the answer was cancelled.
         """
-        asked = [*self._turns, Message("user", text)]
+        messages = [*self._turns, Message("user", text)]
         builder = AnswerBuilder()
         try:
-            with self._client.generate(asked, **self._options) as stream:
+            with self._client.generate(messages, **self._options) as stream:
                 output.write_answer(stream, builder)
         finally:
             if builder.text:
-                self._turns = [*asked, Message("assistant", builder.text)]
+                self._turns = [*messages, Message("assistant", builder.text)]
 
 
 def _talk(conversation: ChatSession) -> None:

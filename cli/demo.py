@@ -241,13 +241,13 @@ async def draw_trace(client: AsyncClient, request_id: str) -> dict[str, object]:
     Raises:
         CommandFailed: the request has no record with times.
     """
-    found = await patiently(
+    response = await patiently(
         lambda: client.explain(request_id),
         (RecordUnknown,),
         bound_s=RECORD_S,
         wait_s=RECORD_RETRY_S,
     )
-    record = found.record
+    record = response.record
     for line in trace_lines(record):
         _print(f"   {line}")
     described = trace_object(record)

@@ -132,12 +132,12 @@ def _writing(out: Path | None) -> Iterator[_Write]:
 
 
 def _write_lines(
-    write: Callable[[str], int], first: int, window: Sequence[_Text], found: Embeddings
+    write: Callable[[str], int], first: int, window: Sequence[_Text], embeddings: Embeddings
 ) -> None:
     """Write a line of JSON for each text."""
-    for at, ((name, _), vector) in enumerate(zip(window, found.vectors, strict=True)):
+    for at, ((name, _), vector) in enumerate(zip(window, embeddings.vectors, strict=True)):
         named = {} if name is None else {"id": name}
-        line = {"index": first + at, **named, "tokens": found.token_counts[at]}
+        line = {"index": first + at, **named, "tokens": embeddings.token_counts[at]}
         write(json.dumps({**line, "embedding": vector.tolist()}) + "\n")
 
 
@@ -151,12 +151,12 @@ class _Npy:
         self._rows = self._size = 0
         self.write_header()
 
-    def write(self, first: int, window: Sequence[_Text], found: Embeddings) -> None:
+    def write(self, first: int, window: Sequence[_Text], embeddings: Embeddings) -> None:
         with self._new.errors():
-            for vector in found.vectors:
+            for vector in embeddings.vectors:
                 self._file.write(vector.tobytes())
-        self._rows += len(found.vectors)
-        self._size = len(found.vectors[0])
+        self._rows += len(embeddings.vectors)
+        self._size = len(embeddings.vectors[0])
 
     def write_header(self) -> None:
         shape = f"({self._rows}, {self._size})"

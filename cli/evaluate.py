@@ -92,13 +92,13 @@ def _greedy(
 
 def evaluate(
     *,
-    asked: QuestionOptions,
+    source: QuestionOptions,
     model: list[str] | None = Option(
         None, "--model", "-m", help='[default: every model, and "auto"]', metavar="NAME"
     ),
     pair: OutcomeOptions,
     references: GoldenOptions,
-    given: Annotated[GenerateOptions, Group(_greedy)],
+    generate_options: Annotated[GenerateOptions, Group(_greedy)],
     concurrency: int = Option(16, help="Number of questions asked at the same time.", min=1),
     tenant: options.Tenant = None,
     address: options.Address = None,
@@ -120,16 +120,16 @@ def evaluate(
         systems = references.compare or model or [AUTO]
         floors = references.floor or ()
         with options.connect(tenant, address) as client:
-            evaluate_golden(golden, systems, floors, client, concurrency, given)
+            evaluate_golden(golden, systems, floors, client, concurrency, generate_options)
         return
     if references.compare or references.floor:
         raise CommandFailed("USAGE", "--compare and --floor belong to --golden")
-    questions, about = asked.load("heldout" if outcomes is None else "train"), asked.described()
+    questions, about = source.load("heldout" if outcomes is None else "train"), source.described()
     for number, question in enumerate(questions if outcomes else (), 1):
         if not isinstance(question.prompt, str):
             message = f"question {number}: outcomes are of prompts that are texts"
             raise CommandFailed("BAD_QUESTIONS", message)
-    ask = partial(_ask, address, tenant, questions, concurrency, given)
+    ask = partial(_ask, address, tenant, questions, concurrency, generate_options)
     if outcomes is None:
         results = asyncio.run(ask(model or []))
     else:
@@ -166,15 +166,15 @@ async def _ask(
     tenant: str | None,
     questions: Sequence[Question],
     concurrency: int,
-    given: GenerateOptions,
-    wanted: Sequence[str],
+    generate_options: GenerateOptions,
+    model_names: Sequence[str],
 ) -> list[Result]:
     """Ask one model after the other, so that models do not slow each other down."""
     results: list[Result] = []
     async with AsyncClient(**target_of(address).options(tenant)) as client:
-        models = wanted or [*(m.name for m in await client.list_models()), AUTO]
+        models = model_names or [*(m.name for m in await client.list_models()), AUTO]
         for model in models:
-            to_model: GenerateOptions = {**given, "model": model}
+            to_model: GenerateOptions = {**generate_options, "model": model}
             results += await ask_all(client, model, questions, concurrency, to_model)
     return results
 

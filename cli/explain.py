@@ -52,8 +52,8 @@ def explain(
     """
     from google.protobuf.json_format import MessageToDict
 
-    found = client.audit(_request_id(client, request_id)) if audit else look_up(client, request_id)
-    output.show(MessageToDict(found, preserving_proto_field_name=True))
+    reply = client.audit(_request_id(client, request_id)) if audit else look_up(client, request_id)
+    output.show(MessageToDict(reply, preserving_proto_field_name=True))
 
 
 def feedback(

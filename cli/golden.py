@@ -53,7 +53,7 @@ class Scored:
         self._items: Mapping[str, list[float]] = {
             "exact": [best(exact, *pair) for pair in pairs],
             "f1": [best(f1, *pair) for pair in pairs],
-            "rouge_l": [rouge.score_multi(found, one)["rougeL"].fmeasure for one, found in pairs],
+            "rouge_l": [rouge.score_multi(truths, one)["rougeL"].fmeasure for one, truths in pairs],
         }
         # Corpus BLEU is computed from sums of n-gram counts. Count each item once, so that a
         # resample only adds counts. The effective order does not change counts; sacrebleu asks
@@ -131,11 +131,11 @@ def exact(answer: str, reference: str) -> float:
 
 def f1(answer: str, reference: str) -> float:
     """Return the harmonic mean of precision and recall of the words."""
-    got, wanted = words(answer), words(reference)
-    if not got or not wanted:
-        return float(got == wanted)
-    common = sum((Counter(got) & Counter(wanted)).values())
-    return 2 * common / (len(got) + len(wanted))
+    answer_words, reference_words = words(answer), words(reference)
+    if not answer_words or not reference_words:
+        return float(answer_words == reference_words)
+    common = sum((Counter(answer_words) & Counter(reference_words)).values())
+    return 2 * common / (len(answer_words) + len(reference_words))
 
 
 def words(text: str) -> list[str]:
@@ -189,12 +189,12 @@ def evaluate_golden(
     output.show(described, lambda: _write(described, systems), failed)
 
 
-def _floor(given: str) -> tuple[str, float]:
-    name, _, bound = given.partition("=")
+def _floor(text: str) -> tuple[str, float]:
+    name, _, bound = text.partition("=")
     with suppress(ValueError):
         if name in METRICS:
             return name, float(bound)
-    raise CommandFailed("USAGE", f"--floor {given!r} is not METRIC=0.8, of {', '.join(METRICS)}")
+    raise CommandFailed("USAGE", f"--floor {text!r} is not METRIC=0.8, of {', '.join(METRICS)}")
 
 
 def _ask(
@@ -206,13 +206,13 @@ def _ask(
 ) -> tuple[str, list[str]]:
     """Run a job that asks `model` and return its id and its answers."""
     lines = "".join(json.dumps(_line(item)) + "\n" for item in golden).encode()
-    asked = generate_request("-", {**chosen, "model": model})
+    request = generate_request("-", {**chosen, "model": model})
     spec = pb.JobSpec(
         name=f"eval {model}"[:128],
-        model=asked.model,
-        sampling=asked.sampling,
-        labels=dict(asked.labels),
-        priority=asked.priority,
+        model=request.model,
+        sampling=request.sampling,
+        labels=dict(request.labels),
+        priority=request.priority,
     )
     spec.limits.concurrency, spec.limits.max_bad_line_share = concurrency, 1.0
     if (timeout_s := chosen.get("timeout_s")) is not None:

@@ -55,22 +55,22 @@ class Jaeger:
             CommandFailed: Jaeger does not answer, or it is none.
         """
         end = time.time() - before_s
-        asked = {
+        query = {
             "service": service,
             "limit": limit,
             "start": int((end - lookback_s) * 1e6),
             "end": int(end * 1e6),
         }
-        return self._read(f"?{urlencode(asked)}")
+        return self._read(f"?{urlencode(query)}")
 
     def get(self, trace_id: str) -> JaegerTrace | None:
         """Return one trace, or None if Jaeger does not have it; raises as `find`."""
         return next(iter(self._read(f"/{trace_id}")), None)
 
-    def _read(self, asked: str) -> list[JaegerTrace]:
+    def _read(self, suffix: str) -> list[JaegerTrace]:
         """Return the traces that are asked for, none where they are not found."""
         try:
-            status, body = self._fetch(asked)
+            status, body = self._fetch(suffix)
         except (OSError, HTTPException) as error:
             raise self._failure("UNREACHABLE", str(error) or type(error).__name__) from error
         if len(body) > BYTES_MAX:
@@ -88,10 +88,10 @@ class Jaeger:
             raise self._failure("JAEGER", f"HTTP {status} {answer.get('errors')}")
         return traces
 
-    def _fetch(self, asked: str) -> tuple[int, bytes]:
+    def _fetch(self, suffix: str) -> tuple[int, bytes]:
         """Return status and body of an answer, of an error too."""
         try:
-            with urlopen(f"{self._url}/api/traces{asked}", timeout=WAIT_S) as response:
+            with urlopen(f"{self._url}/api/traces{suffix}", timeout=WAIT_S) as response:
                 return response.status, response.read(BYTES_MAX + 1)
         except HTTPError as error:
             with error:

@@ -141,8 +141,8 @@ def list_(
     async def read() -> list[tuple[str, ApiKeyRecord]]:
         return [one async for one in mine.bucket.read_all(ApiKeyRecord)]
 
-    found = sorted(mine.runner.run(read()), key=lambda one: one[1].create_unix_ms)
-    keys_shown = [_described(*one) for one in found if tenant in (None, one[1].tenant)]
+    records = sorted(mine.runner.run(read()), key=lambda one: one[1].create_unix_ms)
+    keys_shown = [_described(*one) for one in records if tenant in (None, one[1].tenant)]
     columns = ("id", "tenant", "roles", "name", "created", "state")
     rows = ([one[column] for column in columns] for one in keys_shown)
     output.show({"keys": keys_shown}, lambda: output.write_table(columns, rows))

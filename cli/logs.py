@@ -37,15 +37,15 @@ def logs(
     oldest = time.time() - _seconds(since) if since else 0.0
     files = [_LogFile(path) for path in _paths(state_dir, processes or ())]
 
-    def wanted(line: LogLine) -> bool:
+    def is_selected(line: LogLine) -> bool:
         loud = line.level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
         return loud and line.at >= oldest and (not request or line.is_about(request))
 
-    shown = sorted(filter(wanted, _read(files)), key=lambda line: line.at)
-    _write(shown[-tail:])
+    lines = sorted(filter(is_selected, _read(files)), key=lambda line: line.at)
+    _write(lines[-tail:])
     while follow:
         time.sleep(_POLL_S)
-        _write(sorted(filter(wanted, _read(files)), key=lambda line: line.at))
+        _write(sorted(filter(is_selected, _read(files)), key=lambda line: line.at))
 
 
 def _seconds(text: str) -> float:
@@ -64,8 +64,8 @@ def _paths(state_dir: Path | None, names: Sequence[str]) -> list[Path]:
         raise failure.CommandFailed("NO_LOGS", f"no mesh has written a log in {state.logs}")
     missing = [name for name in names if not any(_is_of(path, name) for path in files)]
     if missing:
-        known = ", ".join(path.stem for path in files)
-        message = f"{', '.join(missing)}: no such process; there are {known}"
+        process_names = ", ".join(path.stem for path in files)
+        message = f"{', '.join(missing)}: no such process; there are {process_names}"
         raise failure.CommandFailed("NO_LOGS", message)
     return [path for path in files if not names or any(_is_of(path, name) for name in names)]
 

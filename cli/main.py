@@ -195,8 +195,8 @@ def _not_installed(error: ModuleNotFoundError, words: Sequence[str]) -> Exceptio
     return failure.CommandFailed("NOT_INSTALLED", message)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"sluice {__version__}")
         raise typer.Exit
 

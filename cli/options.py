@@ -58,47 +58,47 @@ def labels_of(pairs: list[str] | None) -> dict[str, str]:
     return labels
 
 
-def text_of(given: bytes, field: str) -> str:
-    """Return `given` decoded as UTF-8.
+def text_of(data: bytes, field: str) -> str:
+    """Return `data` decoded as UTF-8.
 
     Raises:
         InvalidRequest: it is something else; `field` is what it was given for.
     """
     try:
-        return given.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
-        byte, where = given[error.start], error.start
+        byte, where = data[error.start], error.start
         raise InvalidRequest.of(
             field, f"is not valid UTF-8: byte 0x{byte:02x} at offset {where}"
         ) from error
 
 
-def tools_of(given: Sequence[str] | None) -> list[Tool]:
-    """Return the tools in each of `given`: JSON, or the name of a file with it."""
-    return [tool for one in given or () for tool in _tools_in(one)]
+def tools_of(arguments: Sequence[str] | None) -> list[Tool]:
+    """Return the tools in each of `arguments`: JSON, or the name of a file with it."""
+    return [tool for one in arguments or () for tool in _tools_in(one)]
 
 
-def _tools_in(given: str) -> list[Tool]:
+def _tools_in(argument: str) -> list[Tool]:
     try:
-        value = json.loads(_json_text(given, "--tool"))
+        value = json.loads(_json_text(argument, "--tool"))
         described = value if isinstance(value, list) else [value]
         return [Tool(**one.get("function", one)) for one in described]
     except (ValueError, TypeError, AttributeError) as error:
         raise BadParameter(
-            f"{given}: is no tool, a JSON object with name, description, parameters: {error}",
+            f"{argument}: is no tool, a JSON object with name, description, parameters: {error}",
             param_hint="--tool",
         ) from error
 
 
-def _json_text(given: str, option: str) -> str:
-    """Return `given` if it is JSON, else the content of the file of that name."""
-    if given.lstrip().startswith(("{", "[")):
-        return given
+def _json_text(argument: str, option: str) -> str:
+    """Return `argument` if it is JSON, else the content of the file of that name."""
+    if argument.lstrip().startswith(("{", "[")):
+        return argument
     try:
-        return Path(given).read_text(encoding="utf-8")
+        return Path(argument).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise BadParameter(f"{given}: {reason}", param_hint=option) from error
+        raise BadParameter(f"{argument}: {reason}", param_hint=option) from error
 
 
 def _sampling(
@@ -127,11 +127,11 @@ def _sampling(
 ) -> GenerateOptions:
     """Return the options that were set (are not None), as the client accepts them."""
     check_timeout(timeout)
-    given = {**locals(), "stop": stop or None, "labels": labels_of(label), "timeout_s": timeout}
-    del given["label"], given["timeout"]
+    values = {**locals(), "stop": stop or None, "labels": labels_of(label), "timeout_s": timeout}
+    del values["label"], values["timeout"]
     if json_schema is not None:
-        given["json_schema"] = _json_text(json_schema, "--json-schema")
-    chosen = {key: value for key, value in given.items() if value is not None}
+        values["json_schema"] = _json_text(json_schema, "--json-schema")
+    chosen = {key: value for key, value in values.items() if value is not None}
     return cast("GenerateOptions", chosen)
 
 

@@ -51,10 +51,10 @@ def worker(
 
     settings = load(config)
     log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
-    wanted = settings.triton.port if port is None else port
+    rpc_port = settings.triton.port if port is None else port
 
     async def body() -> None:
-        async with running_worker(settings, host, wanted or TRITON_PORT, tritonserver) as address:
+        async with running_worker(settings, host, rpc_port or TRITON_PORT, tritonserver) as address:
             print(f"ready at {address}", flush=True)
             await asyncio.Event().wait()
 

@@ -25,14 +25,14 @@ class Result:
     """One question to one model.
 
     Attributes:
-        asked: the model of the request, or what the results are listed under.
+        system: the model of the request, or what the results are listed under.
         model: whose answer it is.
         legs: tokens of every model that worked on it.
         ttft_s: until the first text came, which a cascade in mode "replace" may take back.
         error: the reason for a missing answer.
     """
 
-    asked: str
+    system: str
     kind: str
     level: str
     right: bool = False
@@ -98,7 +98,7 @@ def tabulate(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the scores: model by model in the order of the results, cell by cell, then the whole model."""
     cells: dict[str, dict[tuple[str, str], list[Result]]] = {}
     for result in results:
-        of_model = cells.setdefault(result.asked, {})
+        of_model = cells.setdefault(result.system, {})
         of_model.setdefault((result.kind, result.level), []).append(result)
     table = []
     for model, of_model in cells.items():
@@ -172,17 +172,17 @@ def of_file(path: Path) -> list[Question]:
     Raises:
         CommandFailed: the file cannot be read, or a question cannot be asked; the message names it.
     """
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     for place, number, row in rows_of(path):
         question = _question(place, number, row)
-        if question.prompt_id in found:
+        if question.prompt_id in questions:
             raise _bad(
                 f"{place}: id {question.prompt_id!r} is not unique; give each question its own id"
             )
-        found[question.prompt_id] = question
-    if not found:
+        questions[question.prompt_id] = question
+    if not questions:
         raise _bad(f"{path.name}: no questions; the file needs at least one")
-    return [*found.values()]
+    return [*questions.values()]
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
@@ -211,7 +211,7 @@ def rows_of(path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
 
 async def ask_all(
     client: AsyncClient,
-    asked: str,
+    system: str,
     questions: Sequence[Question],
     concurrency: int,
     options: GenerateOptions,
@@ -219,20 +219,20 @@ async def ask_all(
     """Ask all `questions`, `concurrency` at a time, and return the results in their order.
 
     They are asked in a shuffled order, always the same: real traffic is not sorted by kind, which batches would notice.
-    Results are listed under `asked`.
+    Results are listed under `system`.
     """
     order = list(range(len(questions)))
     Random(0).shuffle(order)
 
     async def ask(place: int) -> Result:
-        return await _ask(client, asked, questions[order[place]], options)
+        return await _ask(client, system, questions[order[place]], options)
 
     results = dict(zip(order, await all_aio(ask, len(order), concurrency), strict=True))
     return [results[at] for at in range(len(questions))]
 
 
 async def _ask(
-    client: AsyncClient, asked: str, question: Question, options: GenerateOptions
+    client: AsyncClient, system: str, question: Question, options: GenerateOptions
 ) -> Result:
     asking: GenerateOptions = {**options}
     if question.max_tokens is not None:
@@ -245,11 +245,11 @@ async def _ask(
                 if ttft_s is None and isinstance(event, Delta):
                     ttft_s = time.monotonic() - began
     except SluiceError as error:
-        return Result(asked, question.kind, question.level, error=f"{error.reason}: {error}")
+        return Result(system, question.kind, question.level, error=f"{error.reason}: {error}")
     latency_s = time.monotonic() - began
     answer = builder.build()
     return Result(
-        asked,
+        system,
         question.kind,
         question.level,
         right=question.grade(answer.text),
@@ -262,8 +262,8 @@ async def _ask(
 
 
 def _question(place: str, number: int, row: Mapping[str, Any]) -> Question:
-    given = next((row[name] for name in _REFERENCES if row.get(name)), None)
-    listed = given if isinstance(given, list) else [given]
+    value = next((row[name] for name in _REFERENCES if row.get(name)), None)
+    listed = value if isinstance(value, list) else [value]
     references = tuple(one for one in listed if isinstance(one, str) and one.strip())
     if not references or len(references) < len(listed):
         raise _bad(f"{place}: answer, reference or references is no text")

@@ -25,13 +25,13 @@ def requests(
 ) -> None:
     """List the running requests of all gateways, oldest first."""
     listed = client.requests(tenant=tenant, model=model, limit=limit)
-    total, shown = sum(count.requests for count in listed.counts), len(listed.requests)
+    total, shown_count = sum(count.requests for count in listed.counts), len(listed.requests)
 
     objects = [_object(request) for request in listed.requests]
 
     def write() -> None:
         output.write_records(objects, keys=1)
-        some = f", the oldest {shown} are shown" if shown < total else ""
+        some = f", the oldest {shown_count} are shown" if shown_count < total else ""
         output.write_line(f"{total} requests run{some}")
         _warn_of_silent(listed.silent_gateways, "their requests are missing here")
 
@@ -107,7 +107,7 @@ def _rows_left(client: Client, model: str, worker: str, wait_s: float) -> int:
         time.sleep(_POLL_S)
 
 
-def rows_in(found: admin_pb2.ReadMetricsResponse, model: str, worker: str) -> int:
+def rows_in(response: admin_pb2.ReadMetricsResponse, model: str, worker: str) -> int:
     """Return the tasks that a worker computes or holds, as the batchers last heard from it."""
     counts = [
         sum(
@@ -116,7 +116,7 @@ def rows_in(found: admin_pb2.ReadMetricsResponse, model: str, worker: str) -> in
             for point in series.points
             if list(point.labels) == [model, worker]
         )
-        for process in found.processes
+        for process in response.processes
     ]
     return max(counts, default=0)
 

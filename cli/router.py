@@ -88,16 +88,16 @@ def _keep(path: Path, rows: "Sequence[StreamOutcomesResponse]") -> None:
         new.complete()
 
 
-def _pair(rows: "Collection[StreamOutcomesResponse]", wanted: str | None) -> str:
+def _pair(rows: "Collection[StreamOutcomesResponse]", pair_name: str | None) -> str:
     counts = Counter(_pair_of(row) for row in rows)
     if not counts:
         raise CommandFailed("NO_OUTCOMES", f"the mesh has kept no outcomes yet; {MORE}")
-    if len(counts) == 1 and wanted is None:
+    if len(counts) == 1 and pair_name is None:
         return next(iter(counts))
-    if wanted is None or wanted not in counts:
+    if pair_name is None or pair_name not in counts:
         pairs = ", ".join(f"{pair} ({count})" for pair, count in counts.most_common())
         raise CommandFailed("NO_OUTCOMES", f"--pair: choose one of {pairs}")
-    return wanted
+    return pair_name
 
 
 def _pair_of(row: "StreamOutcomesResponse") -> str:

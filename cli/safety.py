@@ -72,10 +72,10 @@ def _show(text: str, checked: CheckTextResponse, findings: Sequence[Mapping[str,
 
 def _excerpt(text: str) -> str:
     """At most 32 characters; what cannot be seen is spelled out."""
-    shown = "".join(
+    excerpt = "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:32]
     )
-    return shown if len(shown) <= 32 and len(text) <= 32 else shown[:31] + "…"
+    return excerpt if len(excerpt) <= 32 and len(text) <= 32 else excerpt[:31] + "…"
 
 
 def _read(what: str) -> str:

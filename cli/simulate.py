@@ -232,7 +232,7 @@ def simulate(
         metavar="A,B,C|all",
     ),
     workers: int = Option(1, help="", min=1, max=4096),
-    each: Workers,
+    worker_options: Workers,
     objectives: Objectives,
     until: float | None = Option(
         None,
@@ -252,15 +252,15 @@ def simulate(
     is_comparison = policies == ALL
     arrivals, slos = traffic.load(MIXED if is_comparison else ()), objectives.slos()
     if is_comparison:
-        each = replace(each, admission=False)
-    setups = each.setups(policies, traffic.model, workers, until)
+        worker_options = replace(worker_options, admission=False)
+    setups = worker_options.setups(policies, traffic.model, workers, until)
     summaries = {
         name: summarize(run(arrivals, setup), slos, objectives.worker_hour_price)
         for name, setup in setups.items()
     }
     described = {name: asdict(summary) for name, summary in summaries.items()}
-    shown = show_comparison if is_comparison else show
-    output.show({"policies": described}, lambda: shown(summaries))
+    show_summaries = show_comparison if is_comparison else show
+    output.show({"policies": described}, lambda: show_summaries(summaries))
 
 
 def show_comparison(summaries: "Mapping[str, Summary]") -> None:
@@ -272,8 +272,8 @@ def show_comparison(summaries: "Mapping[str, Summary]") -> None:
         first = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)
         times = [s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95]
         times += [None, None] if first is None else [first.p50, first.p95]
-        shown = (None if time is None else f"{time:.3f}" for time in times)
-        rows.append((name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *shown))
+        cells = (None if time is None else f"{time:.3f}" for time in times)
+        rows.append((name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *cells))
     output.write_table(headers, rows)
 
 
@@ -411,10 +411,10 @@ def _measure(file: Path, model: str) -> None:
 
 
 def _show_trace(planned: "TracePlan") -> None:
-    shown = {f"{planned.workers} workers": planned.summary}
+    summaries = {f"{planned.workers} workers": planned.summary}
     if planned.one_less is not None:
-        shown[f"{planned.workers - 1} workers"] = planned.one_less
-    show(shown)
+        summaries[f"{planned.workers - 1} workers"] = planned.one_less
+    show(summaries)
     print(f"\n{planned.workers} workers meet the SLOs")
 
 

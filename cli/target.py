@@ -43,15 +43,15 @@ class GatewayTarget:
 
     def options(self, tenant: str | None = None) -> dict[str, Any]:
         """Return the arguments of a client that calls it."""
-        found: dict[str, Any] = {"address": self.address, "retry": FEW_TRIES, "tenant": tenant}
+        arguments: dict[str, Any] = {"address": self.address, "retry": FEW_TRIES, "tenant": tenant}
         if self.mesh is not None and not self.is_named:
-            found["retry"] = RESTARTING
+            arguments["retry"] = RESTARTING
             # What the caller exports comes first.
             if not os.environ.get(CA_VARIABLE):
-                found["ca"] = self.mesh.ca
+                arguments["ca"] = self.mesh.ca
             if not os.environ.get(API_KEY_VARIABLE):
-                found["api_key"] = self.mesh.api_key
-        return found
+                arguments["api_key"] = self.mesh.api_key
+        return arguments
 
     def unreachable(self, message: str) -> str:
         """Say that it does not answer, and what to do; `message` is the client's."""

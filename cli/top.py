@@ -95,8 +95,8 @@ def top(
             before = _sample(client)
             time.sleep(_ONCE_S)
             view = View(_sample(client), before, None)
-            shown = lines(client.address, view, None, sys.maxsize, sort, text)
-            output.show({"summary": view.summary(), **view.tables}, "\n".join(shown))
+            screen = lines(client.address, view, None, sys.maxsize, sort, text)
+            output.show({"summary": view.summary(), **view.tables}, "\n".join(screen))
             return
         samples = deque["Sample"]()
         while True:
@@ -107,11 +107,11 @@ def top(
                     samples.popleft()
                 earlier = samples[0] if len(samples) > 1 else None
                 view = View(samples[-1], earlier, earlier)
-                shown = lines(client.address, view, size.columns, size.lines, sort, text)
+                screen = lines(client.address, view, size.columns, size.lines, sort, text)
             except SluiceError as error:
-                shown = [f"sluice top  {client.address}", f"no answer: {error.message}"]
+                screen = [f"sluice top  {client.address}", f"no answer: {error.message}"]
             # Each line is erased behind its text, so nothing flickers.
-            print("\x1b[H" + "\x1b[K\n".join(map(printable, shown)), end="\x1b[J", flush=True)
+            print("\x1b[H" + "\x1b[K\n".join(map(printable, screen)), end="\x1b[J", flush=True)
             time.sleep(interval)
 
 
@@ -159,11 +159,11 @@ class Sample:
         return _merged(metric, grown)
 
 
-def _merged(metric: str, found: Iterable[tuple[Labels, Value]]) -> dict[Labels, Value]:
+def _merged(metric: str, points: Iterable[tuple[Labels, Value]]) -> dict[Labels, Value]:
     """Return the values of all processes by labels."""
     highest = metric in _SHARED or names.WORKER_ADDRESS in METRICS[metric].labels
     together: dict[Labels, list[Value]] = {}
-    for labels, value in found:
+    for labels, value in points:
         together.setdefault(labels, []).append(value)
     return {
         labels: max(values) if highest else tuple(map(sum, zip(*values, strict=True)))
@@ -260,7 +260,7 @@ class View:
         rows: list[Row] = []
         for labels in sorted(live):
             total_s, *counts = steps.get(labels, (0.0,))
-            (prompt,), (found,) = read.get((*labels, "input"), (0.0,)), hits.get(labels, (0.0,))
+            (prompt,), (prefix,) = read.get((*labels, "input"), (0.0,)), hits.get(labels, (0.0,))
             state = "live" if live[labels] else "lost"
             rows.append(
                 {
@@ -271,7 +271,7 @@ class View:
                     "slots": slots.get(labels),
                     "wait": waiting.get(labels),
                     "kv%": 100 * cache[labels] if labels in cache else None,
-                    "hits%": 100 * found / prompt if found and prompt else None,
+                    "hits%": 100 * prefix / prompt if prefix and prompt else None,
                     "step": 1e3 * total_s / sum(counts) if sum(counts) else None,
                     "tok/s": _total(tokens, (*labels, "output")),
                 }
@@ -302,7 +302,7 @@ def lines(
         f"{name.replace('_per_s', '/s')} {output.cell(value)}"
         for name, value in view.summary().items()
     )
-    shown = [
+    screen = [
         f"sluice top  {address}  {view.processes()}",
         *output.folded("  ".join(numbers), 2).split("\n"),
     ]
@@ -311,12 +311,12 @@ def lines(
         return -sum(float(row.get(column) or 0.0) for column in _SORTS[sort]), _names(row)
 
     for rows in view.tables.values():
-        if kept := [row for row in rows if any(text in name for name in _names(row))]:
-            shown += ["", *_table(sorted(kept, key=place), width)]
-    if len(shown) > height:
-        more = len(shown) - height + 1
-        shown[height - 1 :] = [f"... {more} more lines; --filter leaves some out"]
-    return shown if width is None else [line[:width] for line in shown]
+        if matching_rows := [row for row in rows if any(text in name for name in _names(row))]:
+            screen += ["", *_table(sorted(matching_rows, key=place), width)]
+    if len(screen) > height:
+        more = len(screen) - height + 1
+        screen[height - 1 :] = [f"... {more} more lines; --filter leaves some out"]
+    return screen if width is None else [line[:width] for line in screen]
 
 
 def _table(rows: Sequence[Row], width: int | None) -> list[str]:
@@ -325,9 +325,9 @@ def _table(rows: Sequence[Row], width: int | None) -> list[str]:
     while True:
         headers = [name.removesuffix("_s").upper() for name in columns]
         cells = [[_shortened(row[name], chars) for name in columns] for row in rows]
-        shown = output.aligned(headers, cells)
-        if width is None or max(map(len, shown)) <= width or len(columns) == 1:
-            return shown
+        table = output.aligned(headers, cells)
+        if width is None or max(map(len, table)) <= width or len(columns) == 1:
+            return table
         columns.pop()
 
 
@@ -343,15 +343,15 @@ def _shortened(cell: Cell, chars: int) -> Cell:
 def quantile(metric: str, value: Value, share: float) -> float | None:
     """Return the time that `share` of the measurements did not exceed, by its bucket; None without measurements."""
     counts, bounds = value[1:], METRICS[metric].bounds
-    wanted = share * sum(counts)
-    if not wanted:
+    rank = share * sum(counts)
+    if not rank:
         return None
     totals = list(accumulate(counts))
-    place = next(place for place, total in enumerate(totals) if total >= wanted)
+    place = next(place for place, total in enumerate(totals) if total >= rank)
     if place == len(bounds):
         return bounds[-1]
     below = bounds[place - 1] if place else 0.0
-    part = 1 - (totals[place] - wanted) / counts[place]
+    part = 1 - (totals[place] - rank) / counts[place]
     return below + part * (bounds[place] - below)
 
 
@@ -366,12 +366,12 @@ def _is_error(labels: Labels) -> bool:
 
 
 def _total(
-    found: Mapping[Labels, float] | None,
+    values: Mapping[Labels, float] | None,
     first: Labels = (),
-    wanted: Callable[[Labels], bool] = lambda _: True,
+    predicate: Callable[[Labels], bool] = lambda _: True,
 ) -> float | None:
     """Return the sum over labels that begin with `first`."""
-    if found is None:
+    if values is None:
         return None
-    matching = (labels for labels in found if labels[: len(first)] == first and wanted(labels))
-    return sum(found[labels] for labels in matching)
+    matching = (labels for labels in values if labels[: len(first)] == first and predicate(labels))
+    return sum(values[labels] for labels in matching)

@@ -67,7 +67,7 @@ class TraceSpan:
 
 def faults(
     spans: Sequence[TraceSpan],
-    known: Collection[tuple[str, str]] | None = None,
+    known_spans: Collection[tuple[str, str]] | None = None,
     *,
     incomplete: bool = False,
 ) -> list[str]:
@@ -75,7 +75,7 @@ def faults(
 
     Args:
         spans: all spans of the trace.
-        known: every (trace, span) there is; None: links are not checked.
+        known_spans: every (trace, span) there is; None: links are not checked.
         incomplete: whether spans may be missing, as rule 7 says.
     """
     ids = {span.span_id for span in spans}
@@ -87,8 +87,8 @@ def faults(
     if not spans or (tops and not incomplete):
         return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
     problems = list(_clock_faults(spans))
-    if known is not None and not incomplete:
-        lost = (span for span in spans for link in span.links if link not in known)
+    if known_spans is not None and not incomplete:
+        lost = (span for span in spans for link in span.links if link not in known_spans)
         problems += [f"{span.label}: a link leads nowhere" for span in lost]
     for call in filter(_is_generate, spans):
         below = [call, *_below(call, spans)]

@@ -44,9 +44,9 @@ def check(
         missing = [trace_id for trace_id, trace in named.items() if trace is None]
     else:
         checked = source.find(names.SERVICE_GATEWAY, limit, lookback, settle)
-    known, hops = _known(source, checked), HOPS + (names.SERVICE_TRITON,) * triton
+    known_spans, hops = _known_spans(source, checked), HOPS + (names.SERVICE_TRITON,) * triton
     verdicts = [_verdict(one, 0, ["Jaeger has no trace of this id"], []) for one in missing]
-    _show([*verdicts, *(_judge(trace, known, hops) for trace in checked)])
+    _show([*verdicts, *(_judge(trace, known_spans, hops) for trace in checked)])
 
 
 def _id_of(text: str) -> str:
@@ -58,23 +58,23 @@ def _id_of(text: str) -> str:
         ) from None
 
 
-def _known(source: Jaeger, found: Sequence[JaegerTrace]) -> set[tuple[str, str]]:
-    """Return all spans of `found` and all links of them that resolve.
+def _known_spans(source: Jaeger, trace_list: Sequence[JaegerTrace]) -> set[tuple[str, str]]:
+    """Return all spans of `trace_list` and all links of them that resolve.
 
-    These are links to a span of `found` or of one of `LINKED_MAX` more traces, and those to traces that are not read.
+    These lead to a span of `trace_list` or of one of `LINKED_MAX` more traces, or to traces that are not read.
     """
-    links = {link for trace in found for span in trace.spans for link in span.links}
-    others = sorted({trace_id for trace_id, _ in links} - {trace.trace_id for trace in found})
-    read = [*found, *filter(None, map(source.get, others[:LINKED_MAX]))]
+    links = {link for trace in trace_list for span in trace.spans for link in span.links}
+    others = sorted({trace_id for trace_id, _ in links} - {trace.trace_id for trace in trace_list})
+    read = [*trace_list, *filter(None, map(source.get, others[:LINKED_MAX]))]
     spans = {(trace.trace_id, span.span_id) for trace in read for span in trace.spans}
     return spans | {link for link in links if link[0] in others[LINKED_MAX:]}
 
 
 def _judge(
-    trace: JaegerTrace, known: Collection[tuple[str, str]], hops: Sequence[str]
+    trace: JaegerTrace, known_spans: Collection[tuple[str, str]], hops: Sequence[str]
 ) -> dict[str, Any]:
     """Return the verdict on a trace; one in which a row was answered has spans of all `hops`."""
-    wrong = faults(trace.spans, known)
+    wrong = faults(trace.spans, known_spans)
     if not any(map(is_root, trace.spans)):
         wrong.append("it has no root: no span of a call or a job")
     services = {span.service for span in trace.spans}
@@ -83,7 +83,7 @@ def _judge(
         wrong += [f"no span of {hop}" for hop in hops if hop not in services]
     lost_with = sorted(lost_processes(trace.spans)) if wrong else []
     if lost_with:
-        wrong = faults(trace.spans, known, incomplete=True)
+        wrong = faults(trace.spans, known_spans, incomplete=True)
     return _verdict(trace.trace_id, len(trace.spans), wrong, lost_with)
 
 

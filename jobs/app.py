@@ -143,7 +143,7 @@ class _Guard(grpc.aio.ServerInterceptor):
 async def guarded(
     behaviour: Callable[[Any, Any], Awaitable[Any]], request: Any, context: Any
 ) -> Any:
-    """Call a method; `given` is the request, an iterator of requests, or the error of reading it."""
+    """Call a method; `request` is the request, an iterator of requests, or the error of reading it."""
     try:
         if isinstance(request, errors.SluiceError):
             raise request

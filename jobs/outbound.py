@@ -266,8 +266,8 @@ def _is_rest(response: http.client.HTTPResponse, position: int, size: int | None
     """Return whether a later response has the rest of the file."""
     whole = r"\d+" if size is None else size
     rest = rf"bytes {position}-\d+/({whole}|\*)"
-    given = response.headers.get("Content-Range", "")
-    return response.status == 206 and re.fullmatch(rest, given) is not None
+    content_range = response.headers.get("Content-Range", "")
+    return response.status == 206 and re.fullmatch(rest, content_range) is not None
 
 
 def _refused(name: str, field: str, status: int) -> Exception:

@@ -202,10 +202,10 @@ class JobScheduler:
             if unused or expired:
                 await self._store.delete_upload(upload)
                 quotas.upload(upload, None)
-        for gone in gone_jobs:
-            quotas.job(gone, None)
-        for gone in gone_uploads:
-            quotas.upload(gone, None)
+        for job_id in gone_jobs:
+            quotas.job(job_id, None)
+        for upload_id in gone_uploads:
+            quotas.upload(upload_id, None)
         quotas.counted.set()
         self._owned &= quotas.jobs.keys() | self._runners.keys()
         tenants = {usage.tenant for usage in quotas.jobs.values()}

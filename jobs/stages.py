@@ -199,11 +199,11 @@ class StageSource:
         return [document]
 
     def _item(
-        self, document: Item, asked: GenerateRequest, part: int, texts: Sequence[str]
+        self, document: Item, original: GenerateRequest, part: int, texts: Sequence[str]
     ) -> Item:
         """Return the item of a part; its index is set later."""
         spec, stage, request = self._spec, self._stage, GenerateRequest()
-        request.CopyFrom(asked)
+        request.CopyFrom(original)
         request.ClearField("idempotency_key")
         request.prompt = _rendered(stage, texts[part], part, len(texts))
         request.model = stage.model or request.model

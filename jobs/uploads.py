@@ -104,16 +104,16 @@ class ExternalAccess:
             pattern.replace(TENANT, tenant) for pattern in prefixes if self._may(tenant, pattern)
         ]
 
-    def stream_of(self, tenant: str, given: JobInput) -> str:
+    def stream_of(self, tenant: str, job_input: JobInput) -> str:
         """Return the JetStream stream that has the input of a tenant.
 
         Raises:
             InvalidRequest: it may not be read, or not in this way.
         """
-        subject = given.nats_subject
+        subject = job_input.nats_subject
         if not is_pattern(subject):
             raise InvalidRequest.of(SUBJECT, f"{subject!r} is not a NATS subject")
-        if given.format not in _LINES:
+        if job_input.format not in _LINES:
             raise InvalidRequest.of(
                 "spec.input.format",
                 "not supported for NATS messages; leave it out or use a JSON format",

@@ -170,7 +170,7 @@ class TokenMatcher:
         self._end = grammar.tokenizer.eos_token
         self._stops = sorted(stop_token_ids)
         self._words = (max(self._end, *self._stops) >> 5) + 1
-        self._taken: list[int] = []
+        self._token_ids: list[int] = []
         self._restarted_at = -RESTART_TOKENS
         self._ended = False
 
@@ -217,7 +217,7 @@ class TokenMatcher:
             count -= 1
         if count:
             self._matcher.rollback(count)
-            del self._taken[-count:]
+            del self._token_ids[-count:]
 
     def _take(self, token_id: int) -> bool:
         if token_id in self._stops:
@@ -230,7 +230,7 @@ class TokenMatcher:
             accepted = self._matcher.try_consume_tokens([token_id])
             if self._matcher.is_error():
                 self._fail()
-        self._taken += [token_id] * accepted
+        self._token_ids += [token_id] * accepted
         return accepted == 1
 
     def _restarted(self) -> bool:
@@ -243,13 +243,13 @@ class TokenMatcher:
             return False
         if is_dead_end(self._matcher):  # a new start would end there too
             self._fail()
-        if len(self._taken) < self._restarted_at + RESTART_TOKENS:
+        if len(self._token_ids) < self._restarted_at + RESTART_TOKENS:
             self._fail()
-        self._restarted_at = len(self._taken)
+        self._restarted_at = len(self._token_ids)
         if not self._grammar.reset():
             self._fail()
         self._matcher = self._grammar.matcher()
-        self._matcher.try_consume_tokens(self._taken)
+        self._matcher.try_consume_tokens(self._token_ids)
         return True
 
     def _fail(self) -> NoReturn:

@@ -153,14 +153,14 @@ class Grants:
         return {batcher: self._grant(self._holders[batcher], shares[batcher]) for batcher in shares}
 
     def _divided(
-        self, tasks: int, wanted: Mapping[str, int], running: Counter[str]
+        self, tasks: int, queued_tasks: Mapping[str, int], running: Counter[str]
     ) -> dict[str, int]:
-        """Divide the capacity of a class by rule 3; `wanted` are the queued tasks that it is for."""
+        """Divide the capacity of a class by rule 3; `queued_tasks` are those that it is for."""
         granted = dict.fromkeys(self._holders, 0)
         totals = running.copy()
         for _ in range(tasks):
             # One task at a time, to the batcher with the fewest: totals stay as equal as they can be.
-            wanting = [name for name, count in wanted.items() if granted[name] < count]
+            wanting = [name for name, count in queued_tasks.items() if granted[name] < count]
             name = min(wanting or self._holders, key=totals.__getitem__)
             totals[name] += 1
             granted[name] += 1

@@ -48,6 +48,6 @@ def reason_for(message: str) -> str:
     line = (message.partition("\nerror: ")[2] or message).split("\n")[0]
     line = line.replace("<non-verbose/>", "").strip()
     for pattern, reason in _REASONS:
-        if found := pattern.search(line):
-            return found.expand(reason)[:_REASON_CHARS_MAX]
+        if match := pattern.search(line):
+            return match.expand(reason)[:_REASON_CHARS_MAX]
     return _UNKNOWN

@@ -169,12 +169,12 @@ def _check_multiples(part: Any, path: str) -> int:
             _check_multiples(value, below)
         if product > MULTIPLE_MAX:
             raise ConstraintInvalid(
-                f"{_shown(below)}: what must be a multiple of over {MULTIPLE_MAX} cannot be enforced; check it yourself"
+                f"{_label(below)}: what must be a multiple of over {MULTIPLE_MAX} cannot be enforced; check it yourself"
             )
     return product
 
 
-def _shown(path: str) -> str:
+def _label(path: str) -> str:
     """Shorten `path` for a message; names in it may have any length."""
     half = _PATH_MAX_CHARS // 2
     return path if len(path) <= _PATH_MAX_CHARS else f"{path[:half]}...{path[-half:]}"

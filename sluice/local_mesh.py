@@ -86,10 +86,10 @@ def find_mesh(root: Path) -> LocalMesh | None:
     try:
         # The lock is tried last: it must be free for a supervisor that starts, which has no state yet.
         state = json.loads((root / STATE).read_text(encoding="utf-8"))
-        found = LocalMesh(root, state["pid"], state["address"], state["ca"], _key_in(root))
+        mesh = LocalMesh(root, state["pid"], state["address"], state["ca"], _key_in(root))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if is_locked(root) else None
+    return mesh if is_locked(root) else None
 
 
 def _key_in(root: Path) -> str | None:

@@ -70,18 +70,18 @@ class Program:
         parser = argparse.ArgumentParser(prog=self.name, description=self.about)
         parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
         parser.add_argument("--id", default="", help="name of this process; unset: a random one")
-        given = parser.parse_args(arguments)
+        options = parser.parse_args(arguments)
         if self.reloads:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
-            name = given.id or f"{self.prefix}-{secrets.token_hex(4)}"
+            name = options.id or f"{self.prefix}-{secrets.token_hex(4)}"
             if not is_token(name):
                 raise SettingsError("--id: use up to 64 letters, digits, '-' and '_'")
-            settings = load(given.config)
+            settings = load(options.config)
             log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
             clean()
             switch_threads_soon()
-            uvloop.run(self._run(settings, name, given.config))
+            uvloop.run(self._run(settings, name, options.config))
         except (SettingsError, SetupError, NatsUnreachable) as error:
             print(f"{self.name}: {error}", file=sys.stderr)
             return 1

@@ -69,11 +69,11 @@ class Generate:
 
         rows = zip(*batch.values(), strict=True)
         prompts = [self._template.format_map(dict(zip(batch, row, strict=True))) for row in rows]
-        asked = self._client.generate_batch(prompts, concurrency=self._at_once, **self._options)
-        for outcome in asked.outcomes:
+        result = self._client.generate_batch(prompts, concurrency=self._at_once, **self._options)
+        for outcome in result.outcomes:
             if isinstance(outcome, SluiceError) and outcome.code in _PASSING:
                 raise outcome
-        cells = [_cells(outcome) for outcome in asked.outcomes]
+        cells = [_cells(outcome) for outcome in result.outcomes]
         columns = zip(*cells, strict=True) if cells else ((),) * len(COLUMNS)
         named = zip(COLUMNS, columns, strict=True)
         return {**batch, **{self._prefix + key: np.array(one, dtype=object) for key, one in named}}

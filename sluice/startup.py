@@ -65,7 +65,7 @@ def split_address(address: str, key: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def free_port(host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
+def free_port(host: str = LOOPBACK, used_ports: Collection[int] = ()) -> int:
     """Return a port that is not in use and that the kernel does not give to outgoing connections.
 
     A server that is restarted needs its port again. A port of the ephemeral range may by then belong to the outgoing
@@ -77,7 +77,7 @@ def free_port(host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
     outgoing = int(_OUTGOING.read_text().split()[0]) if _OUTGOING.exists() else 32_768
     candidates = range(_LOWEST, max(outgoing, _LOWEST + 1_000))
     for port in random.sample(candidates, _TRIES):
-        if port not in taken and listen_problem(host, port) is None:
+        if port not in used_ports and listen_problem(host, port) is None:
             return port
     raise SetupError(f"no free port on {host} from {candidates.start} to {candidates.stop}")
 

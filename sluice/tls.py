@@ -202,8 +202,8 @@ class _Files(Generic[_T]):
         stamps = []
         for file in self._files:
             with suppress(OSError):
-                found = file.stat()
-                stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+                stat = file.stat()
+                stamps.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return stamps
 
 

@@ -112,13 +112,13 @@ class Authority:
     def renew(self, processes: Iterable[str]) -> list[Path]:
         """Issue new certificates of `processes` for the same names."""
         by_process = {one.process: one for one in self.issued() if one.file != self.ca}
-        wanted = list(processes) or list(by_process)
-        unknown = [process for process in wanted if process not in by_process]
+        process_ids = list(processes) or list(by_process)
+        unknown = [process for process in process_ids if process not in by_process]
         if unknown:
             raise SetupError(
                 f"there is no certificate of {unknown[0]!r}; known: {', '.join(by_process) or 'none'}"
             )
-        return [self.issue(process, by_process[process].names) for process in wanted]
+        return [self.issue(process, by_process[process].names) for process in process_ids]
 
     def _is_good(self, process: str, names: Sequence[str]) -> bool:
         folder = self.of(process)

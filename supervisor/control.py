@@ -130,12 +130,12 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
     # Files are named relative to the folder in which the mesh was started.
     with chdir(psutil.Process(seen.pid).cwd()):
         if file is None:
-            read, asked = load_with_policies(state.config), None
+            read, new_settings = load_with_policies(state.config), None
         else:
             read = settings_of(replace(seen.origin, config=file), before.http.address)
-            asked = carried(read, before)
-            refuse_changes(before, asked, _FIXED)
-    command = {"settings": asked and asked.model_dump(mode="json"), "config": file}
+            new_settings = carried(read, before)
+            refuse_changes(before, new_settings, _FIXED)
+    command = {"settings": new_settings and new_settings.model_dump(mode="json"), "config": file}
     bound_s = before.triton.start_s * max(1, len(read.models)) + 4 * RELOAD_S
     answer = ask(state.root, command, bound_s)
     return Reloaded(**{**answer, "processes": tuple(answer["processes"])})
@@ -146,8 +146,8 @@ def carried(settings: Settings, running: Settings) -> Settings:
     nats, http, jobs = running.nats, settings.http, running.jobs
     pages = settings.telemetry.prometheus.values()
     if settings.nats.url is None:
-        kept = {"url": nats.url, "port": nats.port, "encryption_key": None}
-        settings = changed(settings, nats=kept)
+        nats_fields = {"url": nats.url, "port": nats.port, "encryption_key": None}
+        settings = changed(settings, nats=nats_fields)
     if running.tls.embedded:
         settings = settings.model_copy(update={"nats": nats, "tls": running.tls})
     if settings.gateway.address == DEFAULT_ADDRESS or _is_open(settings.gateway.address):

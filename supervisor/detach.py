@@ -36,7 +36,7 @@ def start_detached(
         SettingsError: the configuration cannot work.
     """
     if state.is_locked():
-        raise state.taken()
+        raise state.lock_error()
     settings = load(origin.file)
     convert_models(settings.models)  # here, where its progress is seen
     state.create()

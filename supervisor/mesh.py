@@ -176,7 +176,7 @@ class Mesh:
         certify(self._plan)
         for folder in (state.models, state.versions):
             shutil.rmtree(folder, ignore_errors=True)
-        render_workers(self._plan.asked, state.models)
+        render_workers(self._plan.models, state.models)
         write_atomically(state.config, self.settings.to_yaml())
         self._write_state()
 

@@ -125,8 +125,8 @@ def _check_key(config: NatsConfig) -> None:
     """Check that the store is encrypted with this key, or with none if there is none."""
     check, key = config.store / _KEY_CHECK, config.encryption_key
     digest = "" if key is None else hashlib.sha256(f"sluice nats {key}".encode()).hexdigest()
-    known = check.read_text(encoding="utf-8") if check.exists() else ""
-    if known and known != digest:
+    stored_digest = check.read_text(encoding="utf-8") if check.exists() else ""
+    if stored_digest and stored_digest != digest:
         problem = "it is not set" if key is None else "this is another key"
         raise SetupError(
             f"nats.encryption_key: the files in {config.store} are encrypted, and {problem}; set "

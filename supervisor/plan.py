@@ -103,7 +103,7 @@ class MeshPlan:
     """A mesh that can be started.
 
     Attributes:
-        asked: the models as the configuration has them.
+        models: the models as the configuration has them.
         settings: with every address filled in.
         nats: the embedded server; None when an external one is named.
         tritons: the embedded servers, one for each worker, so that workers survive each other.
@@ -114,7 +114,7 @@ class MeshPlan:
         authority: gives each process its certificate; None: the mesh is not encrypted, or its settings name files.
     """
 
-    asked: tuple[ModelSettings, ...]
+    models: tuple[ModelSettings, ...]
     settings: Settings
     state: StateDir
     nats: NatsConfig | None

@@ -8,27 +8,27 @@ class Ports:
     """Those that are taken so far. Methods raise SetupError for one that cannot be; `key` names the setting."""
 
     def __init__(self) -> None:
-        self._taken: set[int] = set()
+        self._used_ports: set[int] = set()
 
     def take(self, key: str, host: str, port: int) -> int:
         """Return `port`, or a free port for 0."""
         if port == 0:
-            port = free_port(host, self._taken)
+            port = free_port(host, self._used_ports)
         elif problem := listen_problem(host, port):
             raise SetupError(f"{key}: {host}:{port} is {problem}; free it or choose another one")
-        elif port in self._taken:
+        elif port in self._used_ports:
             raise SetupError(
                 f"{key}: port {port} is another server's of this mesh already; choose another"
             )
-        self._taken.add(port)
+        self._used_ports.add(port)
         return port
 
     def addresses(self, key: str, address: str, count: int) -> list[str]:
         """Return addresses of `count` servers: consecutive ports from that of `address`, or free ones where it is 0."""
         host, first = split_address(address, key)
-        shown = f"[{host}]" if ":" in host else host
+        url_host = f"[{host}]" if ":" in host else host
         ports = (self.take(key, host, first and first + number) for number in range(count))
-        return [f"{shown}:{port}" for port in ports]
+        return [f"{url_host}:{port}" for port in ports]
 
     def own(self, key: str, address: str, count: int) -> list[str]:
         """Return addresses on loopback, as `addresses` does, for servers without credentials."""

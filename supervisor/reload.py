@@ -90,7 +90,7 @@ class Reload:
         self._supervisor = supervisor
         self._served = _first_versions(plan)
         self._retiring: tuple[Version, ...] = ()
-        self._generations = {one.asked.name: one.settings.generation for one in self._served}
+        self._generations = {one.model.name: one.settings.generation for one in self._served}
         self._busy = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: asyncio.Task[None] | None = None
@@ -110,16 +110,16 @@ class Reload:
 
     async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         text = command["settings"]
-        asked = None if text is None else parse(text, "configuration")
+        settings = None if text is None else parse(text, "configuration")
         # A task, so that the end of the mesh ends it too.
-        done = asdict(await self._spawn(self.reload(asked)))
-        if asked is not None:
+        done = asdict(await self._spawn(self.reload(settings)))
+        if settings is not None:
             self.origin = replace(self.origin, config=command["config"])
             self._on_change()
         return done
 
-    async def reload(self, asked: Settings | None) -> Reloaded:
-        """Put `asked` into force, all of it or nothing; None: what is in force, with files read again.
+    async def reload(self, settings: Settings | None) -> Reloaded:
+        """Put `settings` into force, all of it or nothing; None: what is in force, with files read again.
 
         Raises:
             SettingsError: it cannot work, or a process cannot take it.
@@ -129,20 +129,20 @@ class Reload:
             raise SetupError("another reload is running; try again when it is done")
         begun = time.monotonic()
         async with self._busy:
-            if asked is None:
-                models = tuple(one.asked for one in self._served)
-                asked = self.settings.model_copy(update={"models": models})
-            await asyncio.to_thread(check_models, asked)
+            if settings is None:
+                models = tuple(one.model for one in self._served)
+                settings = self.settings.model_copy(update={"models": models})
+            await asyncio.to_thread(check_models, settings)
             pairs = await asyncio.to_thread(
-                lambda: [(model, _files_of(model)) for model in asked.models]
+                lambda: [(model, _files_of(model)) for model in settings.models]
             )
             change = change_of(pairs, self._served, self._retiring, self._generations)
             before, names = self.settings, self._running()
-            started = await self._start_all(change.new, asked)
+            started = await self._start_all(change.new, settings)
             try:
                 by_name = {one.settings.task_name: one for one in started}
                 served = [by_name.get(model.settings.task_name, model) for model in change.models]
-                await self._put_in_force(_settings_of(asked, served, change.retired), names)
+                await self._put_in_force(_settings_of(settings, served, change.retired), names)
             except BaseException:
                 await self._end_all(started)
                 raise
@@ -161,15 +161,15 @@ class Reload:
 
     # Workers.
 
-    async def _start_all(self, versions: Iterable[Version], asked: Settings) -> list[Version]:
+    async def _start_all(self, versions: Iterable[Version], settings: Settings) -> list[Version]:
         """Load `versions`, all or none."""
         started: list[Version] = []
         try:
             for version in versions:
-                name = version.asked.name
+                name = version.model.name
                 self._generations[name] = version.settings.generation
-                plan = plan_version(self._plan, asked, version.settings)
-                await asyncio.to_thread(_write_files, plan, asked)
+                plan = plan_version(self._plan, settings, version.settings)
+                await asyncio.to_thread(_write_files, plan, settings)
                 processes = start_workers(self._supervisor, plan)
                 names = tuple(process.spec.name for process in processes)
                 (served,) = plan.settings.models
@@ -295,11 +295,11 @@ def _first_versions(plan: MeshPlan) -> tuple[Version, ...]:
             *(triton.name for triton in plan.tritons if model.name in triton.models),
             *(remote.name for remote in plan.remotes if remote.model == model.name),
         )
-        for model in plan.asked
+        for model in plan.models
     }
     return tuple(
-        Version(asked, _files_of(asked), served, processes[asked.name])
-        for asked, served in zip(plan.asked, plan.settings.models, strict=True)
+        Version(model, _files_of(model), served, processes[model.name])
+        for model, served in zip(plan.models, plan.settings.models, strict=True)
     )
 
 
@@ -315,25 +315,25 @@ def _files_of(model: ModelSettings) -> str:
     return digest.hexdigest()
 
 
-def _write_files(plan: MeshPlan, asked: Settings) -> None:
+def _write_files(plan: MeshPlan, settings: Settings) -> None:
     """Write the Triton repository of a version, or a file for remote workers; devices are shared as at a start."""
     (model,) = plan.settings.models
     folder = version_folder(plan, model)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if plan.tritons:
-        render_workers(asked.models, folder)
+        render_workers(settings.models, folder)
     if plan.remotes:
-        alone = asked.model_dump(mode="json") | {"models": [model.model_dump(mode="json")]}
+        alone = settings.model_dump(mode="json") | {"models": [model.model_dump(mode="json")]}
         alone |= {"routing": {"default": model.name}, "retiring": []}
         write_atomically(folder / "config.yaml", parse(alone, "configuration").to_yaml())
 
 
 def _settings_of(
-    asked: Settings, served: Iterable[Version], retiring: Iterable[Version]
+    settings: Settings, served: Iterable[Version], retiring: Iterable[Version]
 ) -> Settings:
-    """Return `asked` with the addresses of its models."""
+    """Return `settings` with the addresses of its models."""
     update = {
         "models": tuple(one.settings for one in served),
         "retiring": tuple(one.settings for one in retiring),
     }
-    return asked.model_copy(update=update)
+    return settings.model_copy(update=update)

@@ -93,9 +93,9 @@ def settings_of(origin: Origin, http: str | None = DEFAULT_HTTP_ADDRESS) -> Sett
     if origin.secure:
         settings = changed(settings, tls={"embedded": True})
     if origin.metrics:
-        given = settings.telemetry.prometheus
+        pages = settings.telemetry.prometheus
         settings = with_pages(
-            settings, **{name: given.get(name) or f"{LOOPBACK}:0" for name in PAGES}
+            settings, **{name: pages.get(name) or f"{LOOPBACK}:0" for name in PAGES}
         )
     if origin.address is not None:
         settings = changed(settings, gateway={"address": origin.address})

@@ -204,14 +204,14 @@ class StateDir:
         self.create()
         lock = try_lock(self._lock)
         if lock is None:
-            raise self.taken()
+            raise self.lock_error()
         return lock
 
     def is_locked(self) -> bool:
         """Tell whether a supervisor runs."""
         return is_locked(self.root)
 
-    def taken(self) -> SetupError:
+    def lock_error(self) -> SetupError:
         """Return the error of a second `up`."""
         state = self.read()
         who = f" (pid {state.pid}, {state.address})" if state else ""

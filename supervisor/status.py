@@ -14,7 +14,7 @@ from sluice.startup import LOOPBACK
 from sluice.startup import answers as port_answers
 from sluice.v1.admin_pb2 import RouterHealth
 from sluice.v1.inference_pb2 import Model
-from sluice.wire.connection import NatsUnreachable, shown
+from sluice.wire.connection import NatsUnreachable, redact_url
 from supervisor.nats import wait_for_nats
 from supervisor.plan import BATCHER, GATEWAY, JOBS, NATS, is_worker, kind_of
 from supervisor.state import MeshState, ProcessState, StateDir
@@ -83,7 +83,7 @@ async def report_of(directory: StateDir) -> MeshReport:
         address=state.address,
         ca=state.ca,
         http=state.http,
-        nats_url=shown(state.nats_url),
+        nats_url=redact_url(state.nats_url),
         processes=processes,
         models=tuple(gateway.models),
         routers=tuple(gateway.routers),
@@ -115,25 +115,25 @@ def operator_certificate(directory: StateDir) -> Path | None:
 async def _answering(state: MeshState, directory: StateDir, gateway: _Gateway) -> set[str]:
     """Return the names of the processes that answer, without the batcher; `gateway` takes what they say."""
     tls, key = operator_certificate(directory), directory.mesh_key()
-    addresses, asked = iter(state.address.split(",")), dict[str, Awaitable[object]]()
+    addresses, checks = iter(state.address.split(",")), dict[str, Awaitable[object]]()
     for process in state.processes:
         if process.name == NATS:
-            asked[process.name] = wait_for_nats(state.nats_url, BOUND_S, tls)
+            checks[process.name] = wait_for_nats(state.nats_url, BOUND_S, tls)
         elif is_worker(process.name):
-            asked[process.name] = wait_for_triton(f"{LOOPBACK}:{process.port}", BOUND_S, tls)
+            checks[process.name] = wait_for_triton(f"{LOOPBACK}:{process.port}", BOUND_S, tls)
         elif kind_of(process.name) == JOBS:
             answering = asyncio.to_thread(port_answers, LOOPBACK, process.port or 0, BOUND_S)
-            asked[process.name] = answering
+            checks[process.name] = answering
         elif kind_of(process.name) == GATEWAY:
-            asked[process.name] = gateway.ask(next(addresses), state.ca, key)
-    answers = await asyncio.gather(*map(_answers, asked.values()))
-    return {name for name, answer in zip(asked, answers, strict=True) if answer}
+            checks[process.name] = gateway.ask(next(addresses), state.ca, key)
+    answers = await asyncio.gather(*map(_answers, checks.values()))
+    return {name for name, answer in zip(checks, answers, strict=True) if answer}
 
 
-async def _answers(asked: Awaitable[object]) -> bool:
+async def _answers(check: Awaitable[object]) -> bool:
     """Return whether a process answers."""
     try:
-        return await asked is not False
+        return await check is not False
     except (TimeoutError, NatsUnreachable, SluiceError, SettingsError):
         return False
 

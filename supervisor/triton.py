@@ -270,8 +270,8 @@ def triton_environment(
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     standard |= {f"{folder}/lib-dynload" for folder in standard}
     folders = [Path(entry) for entry in sys.path if entry not in standard]
-    found = (folder for folder in folders if folder.is_absolute() and folder.is_dir())
-    environment["PYTHONPATH"] = _joined(*found)
+    package_folders = (folder for folder in folders if folder.is_absolute() and folder.is_dir())
+    environment["PYTHONPATH"] = _joined(*package_folders)
     return environment
 
 

@@ -16,28 +16,28 @@ class Version:
     """One version of a model.
 
     Attributes:
-        asked: as the configuration says.
+        model: as the configuration says.
         files: a digest of its folder.
         settings: with its generation and the addresses of its workers.
         processes: of its workers, where the mesh started them.
     """
 
-    asked: ModelSettings
+    model: ModelSettings
     files: str
     settings: ModelSettings
     processes: tuple[str, ...] = ()
 
-    def serves(self, asked: ModelSettings, files: str) -> bool:
+    def serves(self, model: ModelSettings, files: str) -> bool:
         """Return whether the workers can serve what a configuration asks for, whether or not it names addresses."""
-        same = self.asked.same_workers(asked) or self.settings.same_workers(asked)
+        same = self.model.same_workers(model) or self.settings.same_workers(model)
         return same and self.files == files
 
-    def taking(self, asked: ModelSettings) -> "Version":
-        """With the settings of `asked` that gateways alone read."""
-        live = {name: getattr(asked, name) for name in LIVE_FIELDS}
+    def taking(self, model: ModelSettings) -> "Version":
+        """With the settings of `model` that gateways alone read."""
+        live = {name: getattr(model, name) for name in LIVE_FIELDS}
         return replace(
             self,
-            asked=self.asked.model_copy(update=live),
+            model=self.model.model_copy(update=live),
             settings=self.settings.model_copy(update=live),
         )
 
@@ -64,7 +64,7 @@ class Change:
 
 
 def change_of(
-    asked: Sequence[tuple[ModelSettings, str]],
+    model_files: Sequence[tuple[ModelSettings, str]],
     served: Sequence[Version],
     retiring: Sequence[Version],
     generations: Mapping[str, int],
@@ -74,14 +74,14 @@ def change_of(
     A version that is retiring is taken back where it is asked for again, which costs nothing.
 
     Args:
-        asked: models with the digests of their folders.
+        model_files: models with the digests of their folders.
         served: versions that get requests.
         retiring: versions whose rows are ending.
         generations: the last one of every model that the mesh has ever served.
     """
-    before = {one.asked.name: one for one in served}
+    before = {one.model.name: one for one in served}
     models, words = [], {}
-    for model, files in asked:
+    for model, files in model_files:
         loaded = [one for one in (*served, *retiring) if one.serves(model, files)]
         last = generations.get(model.name)
         generation = model.generation if last is None else last + 1
@@ -91,9 +91,9 @@ def change_of(
         word = _word(before.get(model.name), chosen)
         if word:
             words[model.name] = word
-    kept = {one.settings.task_name for one in models}
-    retired = [one for one in (*served, *retiring) if one.settings.task_name not in kept]
-    names = {one.asked.name for one in models}
+    task_names = {one.settings.task_name for one in models}
+    retired = [one for one in (*served, *retiring) if one.settings.task_name not in task_names]
+    names = {one.model.name for one in models}
     words |= {name: "removed" for name in before if name not in names}
     return Change(tuple(models), tuple(retired), words)
 

@@ -68,29 +68,29 @@ def resend(
 
 
 def pack_bundles(
-    batcher: str, frames: Sequence[frame_pb2.Frame], held: Sequence[frame_pb2.TaskRef]
+    batcher: str, frames: Sequence[frame_pb2.Frame], task_refs: Sequence[frame_pb2.TaskRef]
 ) -> list[frame_pb2.FrameBundle]:
     """Pack frames and acknowledgements for one gateway, in order, into messages that NATS accepts."""
-    bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, pending=held)
+    bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, pending=task_refs)
     # Halve what NATS would refuse; order within a request is kept, because halves are sent in order.
-    few = max(len(frames), len(held)) <= BUNDLE_FRAMES_MAX
-    if (few and bundle.ByteSize() <= BUNDLE_BYTES_MAX) or len(frames) + len(held) < 2:
+    few = max(len(frames), len(task_refs)) <= BUNDLE_FRAMES_MAX
+    if (few and bundle.ByteSize() <= BUNDLE_BYTES_MAX) or len(frames) + len(task_refs) < 2:
         return [bundle]
-    half, held_half = len(frames) // 2, len(held) // 2
+    half, refs_half = len(frames) // 2, len(task_refs) // 2
     return [
-        *pack_bundles(batcher, frames[:half], held[:held_half]),
-        *pack_bundles(batcher, frames[half:], held[held_half:]),
+        *pack_bundles(batcher, frames[:half], task_refs[:refs_half]),
+        *pack_bundles(batcher, frames[half:], task_refs[refs_half:]),
     ]
 
 
-def part_of(frame: frame_pb2.Frame, known: int = 0, *, final: bool) -> frame_pb2.Frame:
-    """Return a frame without its first `known` tokens, with its end if `final`."""
+def part_of(frame: frame_pb2.Frame, known_tokens: int = 0, *, final: bool) -> frame_pb2.Frame:
+    """Return a frame without its first `known_tokens` tokens, with its end if `final`."""
     return frame_pb2.Frame(
         request_id=frame.request_id,
         attempt=frame.attempt,
-        start_index=frame.start_index + known,
-        token_ids=frame.token_ids[known:],
-        logprobs=frame.logprobs[known:],
+        start_index=frame.start_index + known_tokens,
+        token_ids=frame.token_ids[known_tokens:],
+        logprobs=frame.logprobs[known_tokens:],
         final=frame.final if final else None,
     )
 

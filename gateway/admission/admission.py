@@ -218,8 +218,8 @@ class Admission:
         inspector = context.policies.inspector
         if inspector.dry_run is not None:
             rehearse = partial(inspector.rehearse, inspection)
-            tried = await self._inspecting.work_on(inspection.texts, context.tenant, rehearse)
-            if moves := inspector.count(inspection, tried):
+            rehearsal = await self._inspecting.work_on(inspection.texts, context.tenant, rehearse)
+            if moves := inspector.count(inspection, rehearsal):
                 span.set_attribute(names.DRY_RUN, move_labels(moves))
         if inspection.blocked == (TOO_LONG,):
             await self._refuse_too_long(context)

@@ -78,7 +78,7 @@ class CountLimit:
             del self.counts[tenant]
 
     @contextmanager
-    def held(self, tenant: str, count: int = 1) -> Iterator[Callable[[int], None]]:
+    def hold(self, tenant: str, count: int = 1) -> Iterator[Callable[[int], None]]:
         """Count `count` in the block, and what the yielded function is called with in addition."""
 
         def take(more: int) -> None:
@@ -249,7 +249,7 @@ class ClassLimiter:
             if slots is None:
                 yield
             else:
-                async with slots.held(tenant):
+                async with slots.hold_slot(tenant):
                     yield
         finally:
             self._preparing[priority_class] -= 1

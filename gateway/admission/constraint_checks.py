@@ -88,7 +88,7 @@ class ConstraintChecks:
 
     async def _compiled(self, key: bytes, kind: str, text: str, tenant: str) -> str | None:
         try:
-            async with self._slots.held(tenant):
+            async with self._slots.hold_slot(tenant):
                 problem = await self.compile(kind, text)
         except BaseException as error:
             self.results.pop(key, None)

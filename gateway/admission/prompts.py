@@ -280,8 +280,8 @@ class ContextFit:
         """Return whether `model` may have room for the prompt and the answer that is wanted."""
         if model not in self._catalog.reading or model in self._excluded:
             return False
-        wanted = min(self._max_tokens or MIN_ANSWER_TOKENS, self._catalog[model].max_answer_tokens)
-        return self._room(model) >= (1 if model == self._roomiest else wanted)
+        tokens = min(self._max_tokens or MIN_ANSWER_TOKENS, self._catalog[model].max_answer_tokens)
+        return self._room(model) >= (1 if model == self._roomiest else tokens)
 
     def relax(self) -> None:
         """Accept a shorter answer, of the model with the most room, when no model has room for the one wanted.

@@ -152,12 +152,12 @@ class TenantLimits:
 
     def _take_back(
         self,
-        taken: Sequence[tuple[TokenBucket, float]],
+        amounts: Sequence[tuple[TokenBucket, float]],
         _: float,
         error: BaseException | None = None,
     ) -> None:
         if isinstance(error, SluiceError) and error.code.name in _RETRYABLE:
-            self._settle(taken, 0.0)
+            self._settle(amounts, 0.0)
 
     def reserve(self, payer: Caller, model: str, tokens: float) -> Settle | None:
         """Reserve `tokens` for a request that goes to `model`, and count it for the limits of the model.
@@ -243,8 +243,8 @@ class TenantLimits:
         """Yield what was taken of each bucket that is in use."""
         now = self._clock()
         for name, bucket in self.buckets.items():
-            if (taken := bucket.report(now)) is not None:
-                yield (name, bucket.full_at), taken
+            if (amount := bucket.report(now)) is not None:
+                yield (name, bucket.full_at), amount
 
     def on_report(self, gateway: str, amounts: Mapping[Period, float]) -> None:
         """Take what another gateway has taken since its last report; its first report is where that begins."""
@@ -265,11 +265,11 @@ class TenantLimits:
         self, rates: Mapping[RateName, TokenBucket], amount: float, now: float
     ) -> list[tuple[TokenBucket, float]]:
         """Take `amount`, a burst at most, from all buckets or from none; return what was taken of each."""
-        taken = [(bucket, min(amount, bucket.burst)) for bucket in rates.values()]
+        amounts = [(bucket, min(amount, bucket.burst)) for bucket in rates.values()]
         _check(rates, amount, now)
-        for bucket, part in taken:
+        for bucket, part in amounts:
             bucket.take(part, now)
-        return taken
+        return amounts
 
     def _buckets(
         self, payer: Caller, limits: LimitSettings, setting: str, model: str = ""

@@ -45,7 +45,7 @@ class TenantSlots:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
-    async def held(self, tenant: str) -> AsyncIterator[None]:
+    async def hold_slot(self, tenant: str) -> AsyncIterator[None]:
         """Hold a slot in the block."""
         await self.take(tenant)
         try:
@@ -58,12 +58,12 @@ class TenantSlots:
         if self._free and self._counts[tenant] < self._own:
             self._hold(tenant)
             return
-        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(given)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
         try:
-            await given
+            await turn
         except asyncio.CancelledError:
-            if not given.cancelled():  # it came in the same moment
+            if not turn.cancelled():  # it came in the same moment
                 self.give(tenant)
             raise
 

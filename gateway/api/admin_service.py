@@ -99,14 +99,14 @@ class AdminService:
         del listed.requests[request.limit :]
         return listed
 
-    async def _running_here(self, wanted: pb.ListRequestsRequest) -> GatewayReply:
+    async def _running_here(self, request: pb.ListRequestsRequest) -> GatewayReply:
         now, gateway = time.monotonic(), self.shared.peers.gateway_id
         streams = [
             stream
             for stream in self.registry
-            if wanted.tenant in ("", stream.tenant) and wanted.model in ("", stream.current.model)
+            if request.tenant in ("", stream.tenant) and request.model in ("", stream.current.model)
         ]
-        oldest = nlargest(wanted.limit, streams, key=lambda stream: _age_s(stream, now))
+        oldest = nlargest(request.limit, streams, key=lambda stream: _age_s(stream, now))
         listed = pb.ListRequestsResponse(
             requests=[_described(stream, gateway, now) for stream in oldest],
             counts=_counts(streams, now),
@@ -161,20 +161,20 @@ class AdminService:
             raise RequestUnknown(f"{', '.join(request.request_ids)}: no such request runs now")
         return cancelled
 
-    async def _cancel(self, wanted: pb.CancelRequestsRequest) -> pb.CancelRequestsResponse:
-        """Cancel the requests that `wanted` names, at all gateways."""
-        answers, silent = await self.shared.peers.query_all(GatewayQuery(cancel=wanted))
+    async def _cancel(self, request: pb.CancelRequestsRequest) -> pb.CancelRequestsResponse:
+        """Cancel the requests that `request` names, at all gateways."""
+        answers, silent = await self.shared.peers.query_all(GatewayQuery(cancel=request))
         response = pb.CancelRequestsResponse(silent_gateways=silent)
         for answer in answers:
             response.MergeFrom(answer.cancelled)
         return response
 
-    async def _cancel_here(self, wanted: pb.CancelRequestsRequest) -> GatewayReply:
-        names = set(wanted.request_ids)
+    async def _cancel_here(self, request: pb.CancelRequestsRequest) -> GatewayReply:
+        names = set(request.request_ids)
         streams = [
             stream
             for stream in self.registry
-            if stream.request_id in names or (wanted.tenant and stream.tenant == wanted.tenant)
+            if stream.request_id in names or (request.tenant and stream.tenant == request.tenant)
         ]
         for stream in streams:
             stream.fail(Cancelled(CANCELLED))
@@ -198,9 +198,9 @@ class AdminService:
         await self.metrics.read_all(("sluice.worker.live",), is_known)
         # A worker that left the configuration can still be taken off the list of drained ones.
         if not request.undo and worker not in live:
-            known = ", ".join(" ".join(name) for name in sorted(live)) or "none"
+            names = ", ".join(" ".join(name) for name in sorted(live)) or "none"
             raise WorkerUnknown(
-                f"no batcher knows a worker {request.worker!r} of {request.model!r}; there are: {known}"
+                f"no batcher knows a worker {request.worker!r} of {request.model!r}; there are: {names}"
             )
         change = self.shared.drains.change
         record = await change(request.model, request.worker, drained=not request.undo)

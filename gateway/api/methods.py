@@ -206,7 +206,7 @@ class UnaryMethod(Method):
         tenant = call.caller.tenant
         payload = await arrivals.receive(tenant, call.read)
         size = 0 if payload is grpc.aio.EOF else len(payload)
-        with arrivals.bytes.held(tenant, size):
+        with arrivals.bytes.hold(tenant, size):
             try:
                 request = await arrivals.parse(tenant, size, self._parse, payload)
             except (InvalidRequest, MessageTooLarge):
@@ -241,10 +241,10 @@ class StreamMethod(Method):
             requests = self._only_request(requests, tenant)
         if self._roles == MESH_ONLY:  # its tenants are those of the items that it sends
             return await self._behaviour(requests, call)
-        with arrivals.streams.held(tenant):
+        with arrivals.streams.hold(tenant):
             if not self._is_upload:
                 return await self._behaviour(requests, call)
-            with arrivals.uploads.held(tenant):
+            with arrivals.uploads.hold(tenant):
                 if self._name.startswith(OURS):
                     requests = arrivals.pieces(aiter(requests), self._late)
                 return await self._behaviour(requests, call)
@@ -272,7 +272,7 @@ class HealthMethod(Method):
             request = self._parse(await call.read())
             if not self._is_streaming:
                 return await self._behaviour(request, call)
-        with self._arrivals.watching.held(address):
+        with self._arrivals.watching.hold(address):
             return await self._behaviour(request, call)
 
 

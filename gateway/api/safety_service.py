@@ -53,7 +53,7 @@ class SafetyService:
         labels, timeout_s = dict(request.labels), guards_timeout_s(context)
         valid = ValidRequest(text, context.caller, labels, timeout_s)
         safety = await self.admission.check(RequestContext(CHECK, valid, untraced()))
-        if len(safety.taken[0]) > ASIDE_FINDINGS:
+        if len(safety.actions[0]) > ASIDE_FINDINGS:
             return await asyncio.to_thread(_checked, safety)
         return _checked(safety)
 
@@ -91,7 +91,7 @@ def _checked(safety: RequestInspection) -> pb.CheckTextResponse:
     return pb.CheckTextResponse(
         normalized_text=safety.normalized[0],
         text="" if blocked else safety.edited[0],
-        findings=[*map(_finding, safety.taken[0]), *map(_failure, safety.entities.failed)],
+        findings=[*map(_finding, safety.actions[0]), *map(_failure, safety.entities.failed)],
         policy=safety.policy.version,
         blocked=blocked,
         model=safety.governed[0] if safety.governed else "",
@@ -108,13 +108,13 @@ def _failure(failed: tuple[str, Action]) -> pb.SafetyFinding:
     return pb.SafetyFinding(rule=rule, action=_action(action))
 
 
-def _finding(taken: TakenAction) -> pb.SafetyFinding:
+def _finding(finding: TakenAction) -> pb.SafetyFinding:
     return pb.SafetyFinding(
-        rule=taken.rule,
-        severity=value_of(pb.SafetySeverity, taken.severity.name),
-        action=_action(taken.action),
-        start=taken.start,
-        end=taken.end,
+        rule=finding.rule,
+        severity=value_of(pb.SafetySeverity, finding.severity.name),
+        action=_action(finding.action),
+        start=finding.start,
+        end=finding.end,
     )
 
 

@@ -146,8 +146,8 @@ class GatewayHealth:
         )
         whole = {SERVICE: answers, "": answers}
         tasks = {f"tasks.{name}": True for name in self._in_force.task_names(now)}
-        gone = dict.fromkeys(self._statuses, False)
-        for service, serving in {**gone, **models, **tasks, **whole}.items():
+        defaults = dict.fromkeys(self._statuses, False)
+        for service, serving in {**defaults, **models, **tasks, **whole}.items():
             if self._statuses.get(service) != serving:
                 self._statuses[service] = serving
                 self.servicer.set(service, SERVING if serving else NOT_SERVING)

@@ -136,7 +136,7 @@ async def answer_texts(
         texts = len(request.conversation.documents) + len(request.conversation.answers)
         log.describe({names.TEXTS: texts})
         context = RequestContext(kind, request, log, to_prompts=partial(kind.prompts, wire))
-        with generator.limiter.texts.held(request.tenant, texts):
+        with generator.limiter.texts.hold(request.tenant, texts):
             return await context.run(_answer(generator, kind, wire, context)), log
 
 

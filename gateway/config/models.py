@@ -73,7 +73,7 @@ def load_catalog(settings: Settings, before: Catalog | None = None) -> Catalog:
 
 
 def load_models(settings: Settings, loaded: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
-    """Load the models that are not in `known` or have changed since; raises as `load_catalog`."""
+    """Load the models that are not in `loaded` or have changed since; raises as `load_catalog`."""
     return {
         model.name: _load_model(model, loaded.get(model.name), settings.cache.enabled)
         for model in settings.models

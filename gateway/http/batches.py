@@ -109,7 +109,7 @@ class JobCalls:
     async def upload(self, call: HttpCall) -> Json:
         """Store a file while it arrives."""
         form = FileForm(call.metadata.get("content-type", ""))
-        with self._arrivals.uploads.held(call.caller.tenant), errors_of_jobs():
+        with self._arrivals.uploads.hold(call.caller.tenant), errors_of_jobs():
             storing = self._jobs.begin(call, "UploadInput", wait_s=UPLOAD_S)
             try:
                 # A wrong form, or a client that leaves, ends the call to jobs as well.
@@ -133,7 +133,7 @@ class JobCalls:
     async def files(self, call: HttpCall) -> Json:
         """Return a page of the tenant's files: uploads and results of finished batches."""
         purpose, files = call.query_params.get("purpose"), list[Json]()
-        async with self._lists.held(call.caller.tenant):
+        async with self._lists.hold_slot(call.caller.tenant):
             if purpose in (None, "", PURPOSE):
                 async for upload in self._all(call, "uploads", pb.ListUploadsRequest()):
                     files.append(_upload_object(upload.upload_id, upload))
@@ -205,7 +205,7 @@ class JobCalls:
         check_query(query, "limit", "after")
         limit = page_limit(query["limit"] or str(BATCHES_MAX), BATCHES_MAX)
         request, jobs = pb.ListJobsRequest(), list[Json]()
-        async with self._lists.held(call.caller.tenant):
+        async with self._lists.hold_slot(call.caller.tenant):
             if after := query.get("after"):
                 request.page_token = await self._token_after(call, after)
             while len(jobs) < limit:

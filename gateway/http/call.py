@@ -333,7 +333,7 @@ class Endpoint:
         await arrivals.arrive(call, self.roles, call.route)
         caller = call.caller
         call.limit_headers = partial(self.limit_headers, caller)
-        with suppress(ClientDisconnect), arrivals.bytes.held(caller.tenant, 0) as call.keep:
+        with suppress(ClientDisconnect), arrivals.bytes.hold(caller.tenant, 0) as call.keep:
             priority_class = class_of(call.metadata) if self.calls_models else UNSTATED_CLASS
             if priority_class == BULK_CLASS:
                 await arrivals.limiter.pacer.wait()

@@ -171,8 +171,8 @@ def caller_of_token(
         raise _invalid(f"is not valid for another {start - unix_s:.0f} s by the gateway's clock")
     tenant = claims.get(settings.tenant_claim)
     if not isinstance(tenant, str) or not is_token(tenant):
-        wanted = "must be 1 to 64 letters, digits, '-' and '_'"
-        raise _invalid(f"names no tenant: its claim {settings.tenant_claim!r} {wanted}")
+        problem = "must be 1 to 64 letters, digits, '-' and '_'"
+        raise _invalid(f"names no tenant: its claim {settings.tenant_claim!r} {problem}")
     return Caller(tenant, _roles(claims, settings)), expires_s
 
 

@@ -197,13 +197,13 @@ class Edit:
         start: offset of the first character, before any edit.
         end: offset behind the last character.
         action: REMOVE, REDACT or BLOCK; the text ends before a BLOCK.
-        shown: the replacement.
+        replacement: what the answer or prompt shows instead.
     """
 
     start: int
     end: int
     action: Action
-    shown: str
+    replacement: str
 
 
 @dataclass
@@ -211,19 +211,19 @@ class TextDecision:
     """The result for one text.
 
     Attributes:
-        taken: every finding with its action, in the order of the text.
+        actions: every finding with its action, in the order of the text.
         text: the edited text; the part before the first block.
         edits: differences from the original text.
     """
 
-    taken: tuple[TakenAction, ...]
+    actions: tuple[TakenAction, ...]
     text: str
     edits: tuple[Edit, ...] = ()
 
     @property
     def blocked(self) -> tuple[str, ...]:
         """Rules that block, in order, each once."""
-        rules = (taken.rule for taken in self.taken if taken.action is Action.BLOCK)
+        rules = (finding.rule for finding in self.actions if finding.action is Action.BLOCK)
         return tuple(dict.fromkeys(rules))
 
 
@@ -244,22 +244,22 @@ def apply(
     ordered = sorted(set(findings), key=lambda f: (f.start, f.end, f.rule, f.severity))
     if not ordered:
         return TextDecision((), text)
-    taken = tuple(map(table.action_on, ordered))
-    edits = _edits(taken, text, placeholders or Placeholders((text,)))
-    return TextDecision(taken, edited(text, edits), tuple(edits))
+    actions = tuple(map(table.action_on, ordered))
+    edits = _edits(actions, text, placeholders or Placeholders((text,)))
+    return TextDecision(actions, edited(text, edits), tuple(edits))
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str:
     """Return `text` with `edits`; it ends before the first that blocks."""
-    shown, at = [], 0
+    parts, at = [], 0
     for edit in edits:
-        shown.append(text[at : edit.start])
+        parts.append(text[at : edit.start])
         # Nothing behind a block is shown.
         if edit.action is Action.BLOCK:
-            return "".join(shown)
-        shown.append(edit.shown)
+            return "".join(parts)
+        parts.append(edit.replacement)
         at = edit.end
-    return "".join((*shown, text[at:]))
+    return "".join((*parts, text[at:]))
 
 
 def clusters(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -276,9 +276,9 @@ def clusters(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return unions
 
 
-def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) -> list[Edit]:
+def _edits(actions: Sequence[TakenAction], text: str, placeholders: Placeholders) -> list[Edit]:
     # An empty finding edits nothing, so it decides nothing about the others either.
-    editing = deque(f for f in taken if f.action in _EDITS and f.start < f.end)
+    editing = deque(f for f in actions if f.action in _EDITS and f.start < f.end)
     edits = []
     # Overlapping findings are edited together, or part of one would stay beside the placeholder.
     for start, end in clusters((finding.start, finding.end) for finding in editing):
@@ -287,15 +287,15 @@ def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) 
             members.append(editing.popleft())
         winner = min(members, key=_rank)
         is_redacted = winner.action is Action.REDACT
-        shown = placeholders.of(winner.rule, text[start:end]) if is_redacted else ""
-        edits.append(Edit(start, end, winner.action, shown))
+        replacement = placeholders.of(winner.rule, text[start:end]) if is_redacted else ""
+        edits.append(Edit(start, end, winner.action, replacement))
         if winner.action is Action.BLOCK:
             break
     return edits
 
 
-def _rank(taken: TakenAction) -> tuple[int, int, int, int, str]:
-    return -taken.action, -taken.severity, taken.start - taken.end, taken.start, taken.rule
+def _rank(match: TakenAction) -> tuple[int, int, int, int, str]:
+    return -match.action, -match.severity, match.start - match.end, match.start, match.rule
 
 
 # Dry run of a new policy.
@@ -313,8 +313,8 @@ def moves_of(active: Iterable[TakenAction], trial: Iterable[TakenAction]) -> Cou
     return Counter(move for move in moves if move[1] is not move[2])
 
 
-def _by_place(taken: Iterable[TakenAction]) -> dict[tuple[str, int, int], Action]:
-    return {(finding.rule, finding.start, finding.end): finding.action for finding in taken}
+def _by_place(actions: Iterable[TakenAction]) -> dict[tuple[str, int, int], Action]:
+    return {(finding.rule, finding.start, finding.end): finding.action for finding in actions}
 
 
 @dataclass

@@ -104,7 +104,7 @@ class Inspector:
         if rehearsal is None or self.dry_run is None:
             return total
         active, trial = (
-            zip(each.edited, each.taken, strict=True) for each in (inspection, rehearsal)
+            zip(result.edited, result.actions, strict=True) for result in (inspection, rehearsal)
         )
         for now, then in zip(active, trial, strict=True):
             moves = moves_of(now[1], then[1])
@@ -159,7 +159,7 @@ class RequestInspection:
         checks: decisions about token classifiers, for the record.
         entities: entities that `decide` got.
         edited: the texts for the model.
-        taken: findings in each text with their actions, by place.
+        actions: findings in each text with their actions, by place.
         placeholders: of the values redacted so far; None before something was found.
         blocked: names of the rules that block, each once.
         route: the most severe finding that routes.
@@ -168,7 +168,7 @@ class RequestInspection:
     """
 
     edited: list[str]
-    taken: Sequence[Sequence[TakenAction]]
+    actions: Sequence[Sequence[TakenAction]]
     placeholders: Placeholders | None = None
     blocked: tuple[str, ...] = ()
     route: TakenAction | None = None
@@ -194,8 +194,8 @@ class RequestInspection:
 
     def decide(self, entities: EntityResults = NO_ENTITIES) -> None:
         """Inspect all texts; `entities` are what token classifiers found in them."""
-        rules, taken = self.policy.rules, list[Sequence[TakenAction]]()
-        self.entities, self.edited, self.taken = entities, self.normalized.copy(), taken
+        rules, actions = self.policy.rules, list[Sequence[TakenAction]]()
+        self.entities, self.edited, self.actions = entities, self.normalized.copy(), actions
         for index, text in enumerate(self.normalized):
             findings: set[Finding] = set()
             if self.policy.settings.enabled:
@@ -206,19 +206,19 @@ class RequestInspection:
             if entities.by_text:
                 findings.update(rules.lists.without_allowed(text, entities.by_text[index]))
             is_clean = not findings and index not in self._changed
-            taken.append(() if is_clean else self._decided(index, findings))
-        if any(taken) or entities.failed:
-            self._sum_up([finding for actions in taken for finding in actions])
+            actions.append(() if is_clean else self._decided(index, findings))
+        if any(actions) or entities.failed:
+            self._sum_up([finding for text_actions in actions for finding in text_actions])
 
-    def _sum_up(self, taken: Sequence[TakenAction]) -> None:
+    def _sum_up(self, actions: Sequence[TakenAction]) -> None:
         """Decide about all texts together."""
         self.counts = Counter(
-            [*((found.rule, found.action) for found in taken), *self.entities.failed]
+            [*((finding.rule, finding.action) for finding in actions), *self.entities.failed]
         )
         self.blocked = tuple(
             dict.fromkeys(rule for rule, action in self.counts if action is Action.BLOCK)
         )
-        self.route = route = route_of(taken)
+        self.route = route = route_of(actions)
         if route is not None and route.model is not None:
             self.governed = route.model, route.rule
 
@@ -248,9 +248,9 @@ class RequestInspection:
         decision = apply(self.policy.actions, change.text, findings, self.placeholders)
         self.edited[index] = decision.text
         actions = []
-        for taken in decision.taken:
-            start, end = change.original_span(taken.start, taken.end)
-            actions.append(replace(taken, start=start, end=end))
+        for finding in decision.actions:
+            start, end = change.original_span(finding.start, finding.end)
+            actions.append(replace(finding, start=start, end=end))
         # What normalization removed is searched as well: invisible characters can spell a text.
         actions += map(self._noticed, (*change.findings, *self._hidden(original)))
         return tuple(sorted(actions, key=BY_PLACE))
@@ -265,21 +265,21 @@ class RequestInspection:
 
         It may still block or route the request.
         """
-        taken = self.policy.actions.action_on(finding)
-        if taken.action in (Action.ROUTE, Action.BLOCK):
-            return taken
-        noticed = Action.ALLOW if taken.action is Action.ALLOW else Action.FLAG
-        return replace(taken, action=noticed if finding.rule in _NOTICED else Action.REMOVE)
+        result = self.policy.actions.action_on(finding)
+        if result.action in (Action.ROUTE, Action.BLOCK):
+            return result
+        noticed = Action.ALLOW if result.action is Action.ALLOW else Action.FLAG
+        return replace(result, action=noticed if finding.rule in _NOTICED else Action.REMOVE)
 
 
-def route_of(taken: Iterable[TakenAction]) -> TakenAction | None:
+def route_of(actions: Iterable[TakenAction]) -> TakenAction | None:
     """Return the most severe finding that routes, with the model that must answer."""
-    routes = (found for found in taken if found.action is Action.ROUTE)
-    return max(routes, key=lambda found: found.severity, default=None)
+    routes = (finding for finding in actions if finding.action is Action.ROUTE)
+    return max(routes, key=lambda finding: finding.severity, default=None)
 
 
-def _outcome(text: str, taken: Sequence[TakenAction]) -> object:
+def _outcome(text: str, actions: Sequence[TakenAction]) -> object:
     """Return what a caller would notice of the decision about `text`."""
-    blocked = [found.rule for found in taken if found.action is Action.BLOCK]
-    route = route_of(taken)
+    blocked = [finding.rule for finding in actions if finding.action is Action.BLOCK]
+    route = route_of(actions)
     return text, list(dict.fromkeys(blocked)), route and (route.model, route.rule)

@@ -91,26 +91,26 @@ def _contradictions(
             yield ("rules", index, "name"), f"two rules have the name {rule.name!r}"
         for place, problem in problems_of(rule):
             yield ("rules", index, *place), f"{rule.name}: {problem}"
-    known = {*rule_names(), *ANSWER_RULES, *(rule.id for rule in settings.rules)}
+    known_rules = {*rule_names(), *ANSWER_RULES, *(rule.id for rule in settings.rules)}
     for policy in settings.policies.values():
         for guard in policy.guard.values():
             if guard.template == "token_classifier":
-                known.update(map(rule_of, entities_of(models.get(guard.model, ()))))
+                known_rules.update(map(rule_of, entities_of(models.get(guard.model, ()))))
     for name, policy in settings.policies.items():
-        for place, problem in _action_problems(policy, known):
+        for place, problem in _action_problems(policy, known_rules):
             yield ("policies", name, *place), problem
         for guard_name, guard in policy.guard.items():
             for key, problem in _guard_problems(guard, policy, models, token_classifiers):
                 yield ("policies", name, "guard", guard_name, key), problem
 
 
-def _action_problems(policy: PolicySettings, known: Collection[str]) -> Iterator[Problem]:
+def _action_problems(policy: PolicySettings, known_rules: Collection[str]) -> Iterator[Problem]:
     """Yield unknown rules, and actions that come too late: after normalization or without inspection."""
     actions = [("actions", rule) for rule in policy.actions]
     for *keys, rule in (*actions, *(("output", "actions", rule) for rule in policy.output.actions)):
-        fits = rule in known
+        fits = rule in known_rules
         if rule.endswith("*"):
-            fits = any(name.startswith(rule[:-1]) for name in known)
+            fits = any(name.startswith(rule[:-1]) for name in known_rules)
         if not fits:
             yield (*keys, rule), f"no rule {rule!r}"
     for rule, choice in policy.actions.items():

@@ -58,7 +58,7 @@ _OF_OTHERS: Final = frozenset({"batcher", "triton", "retiring"})
 """Sections that a gateway does not use."""
 _OF_IDENTITY: Final = frozenset({"identity.api_keys", "identity.jwt", "identity.certificates"})
 """Settings of identity that can be reloaded; the key of the mesh belongs to other processes too."""
-_TAKEN: Final = TAKEN_WHILE_RUNNING["gateway"] - {"identity"} | _OF_IDENTITY
+_RELOADABLE_SETTINGS: Final = TAKEN_WHILE_RUNNING["gateway"] - {"identity"} | _OF_IDENTITY
 
 Load = Callable[[Settings, Policies], Policies]
 """Loads the policies of settings, which replace others; thread-safe.
@@ -374,7 +374,7 @@ class GatewayReload:
 
 def _check(before: Settings, after: Settings) -> None:
     """Raise SettingsError if `after` changes what cannot change while running."""
-    refuse_changes(before, after, Settings.model_fields, _TAKEN | _OF_OTHERS)
+    refuse_changes(before, after, Settings.model_fields, _RELOADABLE_SETTINGS | _OF_OTHERS)
     if before.identity.enabled != after.identity.enabled:
         raise SettingsError(
             "identity: cannot be switched on or off while running; restart to change it"

@@ -116,8 +116,8 @@ class SharedUsage:
     def add_to(self, heartbeat: GatewayHeartbeat) -> None:
         """Add this gateway's use and costs."""
         heartbeat.rates.extend(
-            RateUse(name=name.to_wire(), taken=taken, full_at=at)
-            for (name, at), taken in self.limits.report()
+            RateUse(name=name.to_wire(), taken=amount, full_at=at)
+            for (name, at), amount in self.limits.report()
         )
         for tenant in self.limiter.tenants:
             limits = self.in_force.policies.settings.limits_of(tenant)

@@ -39,7 +39,7 @@ _RECOVERED_INEXACTLY: Final = pb.Notice(
     "may differ from those of an undisturbed answer",
     inexact=True,
 )
-_GONE: Final = Cancelled("the caller has gone")
+_CALLER_GONE: Final = Cancelled("the caller has gone")
 _TAKEN_OVER: Final = "a newer call with the same idempotency key took over"
 
 
@@ -187,9 +187,9 @@ class AnswerStream(ResultCollector):
         """The fingerprint of its request."""
         return self.request.fingerprint
 
-    def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
+    def matches(self, held_ids: Sequence[VisibleToken], model: str) -> bool:
         """Return whether a caller's tokens of `model` are the beginning of the answer, as far as it can know it."""
-        return self._was_replaced(model) or self.current.transcript.starts_with(held)
+        return self._was_replaced(model) or self.current.transcript.starts_with(held_ids)
 
     def _was_replaced(self, model: str) -> bool:
         """Return whether `model` gave the answer before another one took over."""
@@ -223,7 +223,7 @@ class AnswerStream(ResultCollector):
 
     def join(
         self,
-        held: int,
+        held_tokens: int,
         unread_max: int,
         wake: Callable[[], None],
         stop: Callable[[SluiceError], None] = lambda _: None,
@@ -234,7 +234,7 @@ class AnswerStream(ResultCollector):
         It begins after the notices that it knows, or where another model took over.
 
         Args:
-            held: tokens that the caller has.
+            held_tokens: number of tokens that the caller has.
             unread_max: how many tokens may be unread.
             wake: called when there is something to read.
             stop: called with the error that ends the call, which may be waiting for a client that does not read.
@@ -243,7 +243,7 @@ class AnswerStream(ResultCollector):
         if self._stop is not None:
             self._stop(Cancelled(_TAKEN_OVER))
         self._wake, self._stop, self._unread_max = wake, stop, unread_max
-        self.read_index, self._read_notices = held, len(self.notices)
+        self.read_index, self._read_notices = held_tokens, len(self.notices)
         if model and self._was_replaced(model):
             self.read_index, self._read_notices = 0, self._restart_notice
         self._burst = self.current.shown_tokens - self.read_index
@@ -251,7 +251,7 @@ class AnswerStream(ResultCollector):
         self._reader += 1
         return self._reader
 
-    def leave(self, reader: int, error: SluiceError = _GONE) -> None:
+    def leave(self, reader: int, error: SluiceError = _CALLER_GONE) -> None:
         """End with `error` if it was `reader` that read: without a reader the run is not needed any more."""
         if reader == self._reader and self.is_read:
             self._wake = self._stop = None

@@ -281,8 +281,8 @@ class Dispatch:
                 TaskProgress(request_id=name, attempt=attempt, next_index=index)
             )
         for batcher, rows in queried.items():
-            for asked in _parts(rows):
-                message = ControlMessage(gateway=self.gateway, query=TaskQuery(tasks=asked))
+            for progress in _parts(rows):
+                message = ControlMessage(gateway=self.gateway, query=TaskQuery(tasks=progress))
                 outgoing.control.append((batcher, message))
         outgoing.has_queries = bool(queried)
         self._cancels.clear()

@@ -50,9 +50,9 @@ class Replay(VisibleText):
         self.texts = [whole.text[start:end] for start, end in pairwise(ends)]
         self.tail = whole.text[ends[-1] :]
 
-    def join(self, held: int, *_: object, model: str = "") -> int:
+    def join(self, held_tokens: int, *_: object, model: str = "") -> int:
         """Let the one call read that has this replay; see `AnswerStream.join`."""
-        self._index, self._notices = held, len(self._stored.notices)
+        self._index, self._notices = held_tokens, len(self._stored.notices)
         if self._replaced(model):
             self._index, self._notices = 0, self._stored.restart_notice
         return 0
@@ -91,9 +91,9 @@ class Replay(VisibleText):
         answer.finished.ClearField("attempts")
         return Replay(record)
 
-    def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
+    def matches(self, held_ids: Sequence[VisibleToken], model: str) -> bool:
         """Return whether a caller's tokens of `model` are the beginning of the answer, as far as it can know it."""
-        return self._replaced(model) or self.visible_ids[: len(held)] == tuple(held)
+        return self._replaced(model) or self.visible_ids[: len(held_ids)] == tuple(held_ids)
 
     def read(self, _: int) -> pb.GenerateResponse:
         """Return all events after the first one."""

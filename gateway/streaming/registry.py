@@ -57,19 +57,19 @@ class Registry:
         return iter(dict.fromkeys(self.by_run.values()))
 
     def find(
-        self, key: str, fingerprint: bytes, held: Sequence[VisibleToken], model: str, now: float
+        self, key: str, fingerprint: bytes, held_ids: Sequence[VisibleToken], model: str, now: float
     ) -> "AnswerStream | Replay | None":
         """Return the live or complete answer that `key` names, or None when the request is new.
 
         Raises:
             IdempotencyConflict: the key belongs to another request.
-            InvalidRequest: the tokens that the caller has, `held` of `model`, are not the beginning of the answer.
+            InvalidRequest: the tokens that the caller has, `held_ids` of `model`, are not the beginning of the answer.
         """
         answer = self.by_key.get(key) or self.replays.get(key, now)
         if answer is None:
             return None
         check_fingerprint(answer.fingerprint, fingerprint)
-        if not answer.matches(held, model):
+        if not answer.matches(held_ids, model):
             raise InvalidRequest.of(
                 "resume.token_ids", "are not the beginning of the answer that the key names"
             )

@@ -51,12 +51,12 @@ def aligned(groups: Sequence[TokenGroup], text: str) -> Iterator[tuple[TokenGrou
         begin = at
         place = text.find(group.text, at)
         if place >= 0:
-            shown, at = group.text, place + len(group.text)
+            visible_text, at = group.text, place + len(group.text)
         else:
             rest = text[at:]
-            shown = rest if group.text.startswith(rest) else ""
-            at += len(shown)
-        yield group, text[begin : len(text) if number == len(groups) else at], shown
+            visible_text = rest if group.text.startswith(rest) else ""
+            at += len(visible_text)
+        yield group, text[begin : len(text) if number == len(groups) else at], visible_text
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class PublicLogprobs:
     alternatives: int
     stop_token_ids: Collection[int]
 
-    def entries(self, group: TokenGroup, shown: str) -> list[TokenLogprobs | None]:
-        """Return an entry for each token, of whose text `shown` is in the answer; None: a blank one."""
-        pieces = self._pieces(group, shown)
-        if group.text and not shown:
+    def entries(self, group: TokenGroup, visible_text: str) -> list[TokenLogprobs | None]:
+        """Return an entry for each token, of whose text `visible_text` is in the answer; None: a blank one."""
+        pieces = self._pieces(group, visible_text)
+        if group.text and not visible_text:
             pieces = [None] * len(pieces)
         is_first = group.start == 0
         return [
@@ -84,23 +84,23 @@ class PublicLogprobs:
             for token, piece in zip(group.tokens, pieces, strict=True)
         ]
 
-    def _pieces(self, group: TokenGroup, shown: str) -> list[TokenText | None]:
+    def _pieces(self, group: TokenGroup, visible_text: str) -> list[TokenText | None]:
         """Return what each token adds to the text; None: nothing that a caller sees."""
         token_ids = [token_id for token_id, _ in group.tokens]
         texts = [at for at, token_id in enumerate(token_ids) if token_id not in self.stop_token_ids]
         pieces: list[TokenText | None] = [TokenText("", b"") for _ in token_ids]
         if not texts:
             return pieces
-        if shown != group.text:
+        if visible_text != group.text:
             pieces = [None] * len(pieces)
         alone = [self.piece_of(token_ids[at] or 0, group.start == 0) for at in texts]
         joined = b"".join(piece.data for piece in alone)
-        if shown == group.text == joined.decode(errors="replace"):
+        if visible_text == group.text == joined.decode(errors="replace"):
             for at, piece in zip(texts, alone, strict=True):
                 pieces[at] = TokenText("", piece.data)
-            pieces[texts[-1]] = TokenText(shown, alone[-1].data)
+            pieces[texts[-1]] = TokenText(visible_text, alone[-1].data)
         else:
-            pieces[texts[-1]] = TokenText(shown, shown.encode())
+            pieces[texts[-1]] = TokenText(visible_text, visible_text.encode())
         return pieces
 
     def _entry(self, token: Token, piece: TokenText, is_first: bool) -> TokenLogprobs | None:

@@ -99,7 +99,7 @@ class Transcript(VisibleText):
         stop_token_ids: Collection[int],
         piece_of: PieceOf,
         output: OutputFilter | None = None,
-        held: Sequence[VisibleToken] = (),
+        held_ids: Sequence[VisibleToken] = (),
         alternatives: int | None = None,
     ) -> None:
         """Begin an answer.
@@ -110,14 +110,14 @@ class Transcript(VisibleText):
             stop_token_ids: tokens that end it.
             piece_of: what a token is.
             output: filters it.
-            held: the tokens that the caller was shown before.
+            held_ids: the tokens that the caller was shown before.
             alternatives: how many per token a caller sees beside its log-probability; None: it sees neither.
         """
         self.token_ids: list[int] = []
         self.visible_ids: list[VisibleToken] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprobs | None] = []
-        self._held = list(held)
+        self._held_ids = list(held_ids)
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
         self._stop_token_ids = stop_token_ids
@@ -171,10 +171,10 @@ class Transcript(VisibleText):
     def settle(self, window: AnswerWindow, findings: Sequence[Finding]) -> bool:
         """Apply what token classifiers found in `window` of the answer; return whether that ends it."""
         assert self.output is not None, "they read for the filter"
-        shown = self.output.settle(window, findings)
+        text = self.output.settle(window, findings)
         if self.closed:
             return False
-        self._release(shown)
+        self._release(text)
         return self._close_if_stopped()
 
     def close(self, truncated: bool = False) -> None:
@@ -204,7 +204,7 @@ class Transcript(VisibleText):
             self._show_decided(self._chars)
         if output is not None:
             self.blocked = () if self.stop is not None else output.stopped
-        self.contradicted |= self.stop is None and len(self.visible_ids) < len(self._held)
+        self.contradicted |= self.stop is None and len(self.visible_ids) < len(self._held_ids)
 
     def whole(self, with_logprobs: bool, end: int | None) -> tuple[Delta, list[int]]:
         """Return all that is visible up to token `end` (None: the tail), and the length of each token's text."""
@@ -213,7 +213,7 @@ class Transcript(VisibleText):
 
     def starts_with(self, token_ids: Sequence[VisibleToken]) -> bool:
         """Return whether `token_ids` are the beginning of the answer, as far as a caller can know it."""
-        visible = self.visible_ids + self._held[len(self.visible_ids) :]
+        visible = self.visible_ids + self._held_ids[len(self.visible_ids) :]
         return visible[: len(token_ids)] == list(token_ids)
 
     def _close_if_stopped(self) -> bool:
@@ -236,14 +236,14 @@ class Transcript(VisibleText):
         assert self.output is not None, "without a filter nothing waits for it"
         self._partial_text += text
         self._complete()
-        shown = self.output.push(text)
+        visible_text = self.output.push(text)
         if self.output.windows is not None:
             self.output.windows.end()
-        return shown
+        return visible_text
 
-    def _release(self, shown: str) -> None:
-        """Release `shown`, which passed the filter, and the tokens that the filter has decided about."""
-        self._search(shown)
+    def _release(self, text: str) -> None:
+        """Release `text`, which passed the filter, and the tokens that the filter has decided about."""
+        self._search(text)
         self._show_decided(self._chars if self.output is None else self.output.decided)
         self._show_waiting()
 
@@ -288,15 +288,15 @@ class Transcript(VisibleText):
             text = self._pending_text[: max(0, limit - self._allotted)]
             self._pending_text = self._pending_text[len(text) :]
             self._allotted += len(text)
-            for group, share, shown in aligned(groups, text):
-                entries = public.entries(group, shown)
+            for group, share, visible_text in aligned(groups, text):
+                entries = public.entries(group, visible_text)
                 for (token_id, _), entry in zip(group.tokens, entries, strict=True):
                     self._show(token_id, entry, "")
                 self.texts[-1] = share
 
     def _show(self, token_id: VisibleToken, logprobs: TokenLogprobs | None, text: str) -> None:
         index = len(self.visible_ids)
-        if index < len(self._held) and self._held[index] != token_id:
+        if index < len(self._held_ids) and self._held_ids[index] != token_id:
             self.contradicted = True
         self.visible_ids.append(token_id)
         self.texts.append(text)
@@ -316,7 +316,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in stops), default=0)
-        self._held = ""
+        self._pending_text = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
@@ -325,20 +325,20 @@ class StopMatcher:
             return text
         if self.matched is not None:
             return ""
-        text = self._held + text
+        text = self._pending_text + text
         match = self._first_match(text)
         if match is not None:
             start, self.matched = match
-            self._held = ""
+            self._pending_text = ""
             return text[:start]
         keep = self._possible_start(text)
-        self._held = text[len(text) - keep :]
+        self._pending_text = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def flush(self) -> str:
         """Return what was held back, when no more text comes."""
-        held, self._held = self._held, ""
-        return held
+        text, self._pending_text = self._pending_text, ""
+        return text
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
         matches = [

@@ -333,7 +333,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
         self.guards = answer.checks
         output = answer.current.output
         if answer.finished is not None and output is not None:
-            self.answer_findings = output.outcome().taken
+            self.answer_findings = output.outcome().counts
         for run_id, span in self._run_spans.items():
             attributes, ago_s = _run_end(answer, now, run_id)
             span.set_attributes(attributes)
@@ -345,8 +345,8 @@ class RequestLog(AbstractContextManager["RequestLog"]):
 
     def _add_content(self, span: trace.Span, answer: AnswerStream, run_id: str) -> None:
         """Add prompt and answer, as the model and the caller saw them, if the operator wants that."""
-        wanted, run = content_capture(), answer.current
-        if not wanted or run.run_id != run_id or self.request is None:
+        targets, run = content_capture(), answer.current
+        if not targets or run.run_id != run_id or self.request is None:
             return
         turns = zip(self.request.conversation.turns, self.seen, strict=False)
         prompt = [_message(turn.role, seen) for turn, seen in turns]
@@ -357,9 +357,9 @@ class RequestLog(AbstractContextManager["RequestLog"]):
             names.GEN_AI_INPUT_MESSAGES: json.dumps(prompt, ensure_ascii=False),
             names.GEN_AI_OUTPUT_MESSAGES: json.dumps([message], ensure_ascii=False),
         }
-        if SPAN in wanted:
+        if SPAN in targets:
             span.set_attributes(content)
-        if EVENT in wanted:
+        if EVENT in targets:
             span.add_event(names.GEN_AI_DETAILS, content)
 
     def runs_ended(
@@ -525,7 +525,7 @@ def _run_end(answer: AnswerStream, now: float, run_id: str) -> tuple[Attributes,
     if last and answer.finished is not None and run.output is not None:
         outcome = run.output.outcome()
         attributes[names.SAFETY_POLICY] = outcome.policy
-        attributes |= finding_attributes(outcome.taken)
+        attributes |= finding_attributes(outcome.counts)
         if outcome.moves:
             attributes[names.DRY_RUN] = move_labels(outcome.moves)
     return attributes, 0.0 if last else now - run.given_up_at(now)

@@ -180,7 +180,7 @@ def _decisions(log: RequestLog) -> list[tuple[str, Action, int, bool]]:
 
 def _guard(decided: Decided) -> pb.GuardCheck:
     check, name = decided.check, decided.check.guard.name
-    words = [outcome_of(rule, name) for rule, _ in decided.taken]
+    words = [outcome_of(rule, name) for rule, _ in decided.actions]
     failure = next((word for word in words if word in set(GuardFailure)), "")
     categories = [] if failure else [word for word in words if word != PASSED]
     verdict = pb.GUARD_OUTCOME_FLAGGED if categories else pb.GUARD_OUTCOME_PASSED

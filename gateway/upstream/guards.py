@@ -84,16 +84,16 @@ async def find_entities(
         with _check_span(context, check) as span:
             runs = _CheckRuns(upstream, context, check, headers_of(span))
             outcome, cost = await runs.within_budget(runs.entities(texts))
-            taken = entity_rules_of(check.guard, outcome)
-            _set_outcome(span, taken)
-            return outcome, Decided(check, taken, cost=cost)
+            actions = entity_rules_of(check.guard, outcome)
+            _set_outcome(span, actions)
+            return outcome, Decided(check, actions, cost=cost)
 
     by_text: list[list[Finding]] = [[] for _ in texts]
     failed, decisions = list[tuple[str, Action]](), list[Decided]()
     for outcome, decided in await asyncio.gather(*map(read, checks)):
         decisions.append(decided)
         if isinstance(outcome, families.GuardFailure):
-            failed += decided.taken
+            failed += decided.actions
             continue
         for findings, added in zip(by_text, outcome, strict=True):
             findings += added
@@ -205,9 +205,9 @@ def _check_span(context: RequestContext, check: Check) -> AbstractContextManager
     return context.log.child(names.SPAN_GUARD, attributes)
 
 
-def _set_outcome(span: Span, taken: Sequence[tuple[str, Action]]) -> None:
+def _set_outcome(span: Span, actions: Sequence[tuple[str, Action]]) -> None:
     """Set the outcome of a check on its span."""
-    pairs = [f"{rule}:{action.name.lower()}" for rule, action in taken]
+    pairs = [f"{rule}:{action.name.lower()}" for rule, action in actions]
     span.set_attribute(names.GUARDRAIL_OUTCOMES, pairs)
 
 

@@ -60,7 +60,7 @@ class Upstream:
         prepared: PreparedPrompt,
         run_id: str,
         deadline: float,
-        held: Sequence[VisibleToken] = (),
+        held_ids: Sequence[VisibleToken] = (),
         *,
         counts_prompt: bool = True,
     ) -> ModelRun:
@@ -71,7 +71,7 @@ class Upstream:
             prepared: the prompt for the model.
             run_id: name of the run, unique; that of the first run is the request id.
             deadline: monotonic seconds.
-            held: tokens that the caller was shown before.
+            held_ids: tokens that the caller was shown before.
             counts_prompt: whether no other answer counts the prompt.
         """
         settings = prepared.model.settings
@@ -98,15 +98,15 @@ class Upstream:
             None
             if prepared.values
             else partial(
-                _open_transcript, request, prepared.model.tokenizer, prepared.inspect, held
+                _open_transcript, request, prepared.model.tokenizer, prepared.inspect, held_ids
             ),
             deadline,
             self.stall_s,
             time.monotonic(),
             frozenset(request.sampling.stop_token_ids),
-            resumed=len(held),
+            resumed=len(held_ids),
         )
-        if held:
+        if held_ids:
             run.next_index = len(run.transcript.token_ids)
         return run
 
@@ -259,10 +259,10 @@ def already_complete(
 
     `AnswerStream.finish` finds stop strings itself.
     """
-    held = transcript.token_ids
-    if transcript.closed or (held and held[-1] in sampling.stop_token_ids):
+    token_ids = transcript.token_ids
+    if transcript.closed or (token_ids and token_ids[-1] in sampling.stop_token_ids):
         return pb.FINISH_REASON_STOP
-    if len(held) >= sampling.max_tokens:
+    if len(token_ids) >= sampling.max_tokens:
         return pb.FINISH_REASON_LENGTH
     return None
 
@@ -271,9 +271,9 @@ def _open_transcript(
     request: ValidRequest,
     tokenizer: ModelTokenizer,
     open_filter: OpenFilter | None,
-    held: Sequence[VisibleToken],
+    held_ids: Sequence[VisibleToken],
 ) -> Transcript:
-    """Return the text of an answer that begins with `held`."""
+    """Return the text of an answer that begins with `held_ids`."""
     sampling = request.sampling
     stops = tuple(sampling.stop)
     transcript = Transcript(
@@ -282,11 +282,11 @@ def _open_transcript(
         tokenizer.stop_token_ids.union(sampling.stop_token_ids),
         tokenizer.token_text,
         open_filter and open_filter(),
-        held,
+        held_ids,
         sampling.logprobs if sampling.HasField("logprobs") else None,
     )
     # From the first token that was hidden from the caller on, the answer is computed again.
-    for token_id in held:
+    for token_id in held_ids:
         if token_id is None or transcript.closed:  # they may contain a stop string
             break
         transcript.append(token_id)

@@ -205,5 +205,5 @@ def _compare_draft(outcome: Outcome, stream: AnswerStream) -> None:
 def _keep_answer(outcome: Outcome, run: ModelRun) -> None:
     """Keep an answer unless the safety policy found something in it."""
     output = run.output
-    if output is None or not output.review().taken:
+    if output is None or not output.review().actions:
         outcome.weak_answer = ends(run.raw_text, TEXT_CHARS_MAX)

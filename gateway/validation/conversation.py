@@ -75,7 +75,7 @@ class FieldViolations(list[FieldViolation]):
 
 
 def model_among(
-    known: Sequence[str],
+    known_models: Sequence[str],
     name: str,
     catalog: Catalog,
     violations: FieldViolations,
@@ -84,10 +84,10 @@ def model_among(
     *,
     routed: bool = False,
 ) -> str | None:
-    """Return the requested model if it is one of the `known` ones; without a name the only one.
+    """Return the requested model if it is one of `known_models`; without a name the only one.
 
     Args:
-        known: Models that can do what the request asks for.
+        known_models: Models that can do what the request asks for.
         name: Model of the request.
         catalog: All models.
         violations: Receives what is wrong.
@@ -98,21 +98,21 @@ def model_among(
     Raises:
         UnknownModel: There is no known model, or the name is unknown and nothing else is wrong.
     """
-    wanted = "" if name == AUTO else name
-    if wanted in known:
-        return wanted
-    names = ", ".join(known)
-    if wanted in catalog.callable:
+    model = "" if name == AUTO else name
+    if model in known_models:
+        return model
+    names = ", ".join(known_models)
+    if model in catalog.callable:
         violations.add("model", wrong)
-    elif not known:
+    elif not known_models:
         raise UnknownModel(none, metadata={"models": ""})
-    elif wanted:
-        message = f"no model {wanted[:64]!r}; there are {names}" + f', or "{AUTO}"' * routed
+    elif model:
+        message = f"no model {model[:64]!r}; there are {names}" + f', or "{AUTO}"' * routed
         if not violations:
             raise UnknownModel(message, metadata={"models": names})
         violations.add("model", message)
-    elif not routed and len(known) == 1:
-        return known[0]
+    elif not routed and len(known_models) == 1:
+        return known_models[0]
     elif not routed:
         violations.add("model", f"name one of {names}")
     return None
@@ -227,7 +227,7 @@ class Conversation:
         documents = tuple([change(text) for text in self.documents])
         answers = tuple([change(text) for text in self.answers])
         # Tokens that the caller sent are only valid for unchanged text.
-        kept = zip(self.answer_token_ids, answers, self.answers, strict=False)
+        answer_edits = zip(self.answer_token_ids, answers, self.answers, strict=False)
         return replace(
             self,
             turns=turns,
@@ -236,7 +236,7 @@ class Conversation:
             documents=documents,
             answers=answers,
             token_ids=self.token_ids if turns == self.turns else (),
-            answer_token_ids=tuple(ids if new == old else () for ids, new, old in kept),
+            answer_token_ids=tuple(ids if new == old else () for ids, new, old in answer_edits),
         )
 
     @property
@@ -330,8 +330,8 @@ def _turn(
     check(is_known, f"{path}.role", "must be system, user, assistant or tool")
     check(role == ASSISTANT or not calls, f"{path}.tool_calls", "only the assistant has calls")
     is_answer = call_id in call_ids if role == TOOL else not call_id
-    wanted = "must be the id of an earlier call where the role is tool, else empty"
-    check(is_answer, f"{path}.tool_call_id", wanted)
+    problem = "must be the id of an earlier call where the role is tool, else empty"
+    check(is_answer, f"{path}.tool_call_id", problem)
     return Turn(role, message.content, tuple(calls), call_id)
 
 

@@ -167,8 +167,8 @@ def tool_use_of(request: pb.GenerateRequest, violations: FieldViolations) -> Too
 
 
 def _tool(tool: pb.Tool, path: str, violations: FieldViolations) -> FunctionTool:
-    wanted = "must be 1 to 64 letters, digits, '_' and '-'"
-    violations.check(is_token(tool.name), f"{path}.name", wanted)
+    problem = "must be 1 to 64 letters, digits, '_' and '-'"
+    violations.check(is_token(tool.name), f"{path}.name", problem)
     field, parameters, size = f"{path}.parameters", {}, len(tool.parameters.encode())
     if violations.check_count(field, size, JSON_SCHEMA_MAX_BYTES, "bytes") and size:
         parsed = _object(tool.parameters)

@@ -228,10 +228,10 @@ def prompt_model(name: str, catalog: Catalog, violations: FieldViolations) -> st
         return name
     if name in ("", AUTO) and catalog.reading:
         return None
-    known, wrong = ", ".join(catalog.reading), f"{name} takes audio, and no prompts"
+    names, wrong = ", ".join(catalog.reading), f"{name} takes audio, and no prompts"
     if name in catalog.callable and name not in catalog.answering:
         does = DOES[catalog[name].settings.engine]
-        wrong = f'{name} {does}; prompts are answered by {known}, or "{AUTO}"'
+        wrong = f'{name} {does}; prompts are answered by {names}, or "{AUTO}"'
     none = "no model of this mesh takes prompts"
     return model_among(catalog.reading, name, catalog, violations, none, wrong, routed=True)
 
@@ -322,11 +322,11 @@ def _resumed(
     is_drawn = resume.token_ids and sampling.temperature > 0
     needed = "is needed to continue a sampled answer: take it from Started"
     check(not is_drawn or sampling.HasField("seed"), "resume.seed", needed)
-    size, known = catalog.vocab_size(request.model), catalog.answering
+    size, models = catalog.vocab_size(request.model), catalog.answering
     is_known = in_vocabulary(resume.token_ids, size)
     check(is_known, "resume.token_ids", f"must be below {size}, the vocabulary")
-    wrong = f"no model {resume.model[:64]!r}; there are {', '.join(known)}"
-    check(resume.model in ("", *known), "resume.model", wrong)
+    wrong = f"no model {resume.model[:64]!r}; there are {', '.join(models)}"
+    check(resume.model in ("", *models), "resume.model", wrong)
     return tokens_of(resume)
 
 

@@ -27,7 +27,7 @@ def audio_of(
     request: pb.GenerateRequest, catalog: Catalog, audio_max_s: float, violations: FieldViolations
 ) -> tuple[ValidAudio, str | None]:
     """Return the audio of `request` and its model, as `model_among` does; add what is wrong to `violations`."""
-    audio, check, known = request.audio, violations.check, ", ".join(catalog.hearing)
+    audio, check, names = request.audio, violations.check, ", ".join(catalog.hearing)
     pcm = _pcm(audio, violations)
     seconds = len(pcm) / BYTES_A_SECOND
     limit = f"the limit is {audio_max_s:g} s (gateway.audio_max_s): cut it"
@@ -39,7 +39,7 @@ def audio_of(
     is_task = audio.task in pb.AudioTask.values()
     check(is_task, "audio.task", "must be transcribe or translate")
     valid = ValidAudio(pcm, audio.language.lower(), audio.task == pb.AUDIO_TASK_TRANSLATE)
-    remedy = f"name one that does: {known}" if known else "no model of this mesh does"
+    remedy = f"name one that does: {names}" if names else "no model of this mesh does"
     wrong, none = f"{request.model} takes no audio; {remedy}", "no model of this mesh takes audio"
     model = model_among(catalog.hearing, request.model, catalog, violations, none, wrong)
     if model is not None:

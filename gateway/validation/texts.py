@@ -31,9 +31,9 @@ def validate_embed(
     _check_texts("texts", request.texts, violations)
     model = _only_model(request.model, catalog, "embedding", violations)
     if model is not None and (sentence := catalog[model].sentence) is not None:
-        known = ", ".join(sorted(sentence.prompts))
+        names = ", ".join(sorted(sentence.prompts))
         is_known = not request.prompt_name or request.prompt_name in sentence.prompts
-        problem = f"{model} has no such prompt; known: {known}"
+        problem = f"{model} has no such prompt; known: {names}"
         violations.check(is_known, "prompt_name", problem)
         size = sentence.size
         problem = f"must be at most {size}, the size of an embedding of {model}"
@@ -74,9 +74,9 @@ def validate_score(
     prompt = Conversation((), raw=request.raw_prompt)
     if request.WhichOneof("input") is not None:
         prompt = conversation_of(request, violations)
-    known, none = catalog.of_engine("transformers"), "no model of this mesh gives log-probabilities"
-    wrong = f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}"
-    model = model_among(known, request.model, catalog, violations, none, wrong, routed=True)
+    names, none = catalog.of_engine("transformers"), "no model of this mesh gives log-probabilities"
+    wrong = f"gives no log-probabilities; known: {', '.join(names)}, or {AUTO}"
+    model = model_among(names, request.model, catalog, violations, none, wrong, routed=True)
     scored = replace(
         prompt,
         answers=("",) * len(sent) or tuple(request.answers),
@@ -112,10 +112,10 @@ def _only_model(
     name: str, catalog: Catalog, engine: str, violations: FieldViolations
 ) -> str | None:
     """Return the requested model, by default the only one with this engine, as `model_among` does."""
-    known = catalog.of_engine(engine)
+    names = catalog.of_engine(engine)
     none = f"no model of this mesh {requests.DOES[engine]}; configure one with engine: {engine}"
-    wrong = f"must be one with engine {engine}: {', '.join(known)}" if known else none
-    return model_among(known, name, catalog, violations, none, wrong)
+    wrong = f"must be one with engine {engine}: {', '.join(names)}" if names else none
+    return model_among(names, name, catalog, violations, none, wrong)
 
 
 def _valid(

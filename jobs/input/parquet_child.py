@@ -42,11 +42,11 @@ def main() -> None:
     pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])  # noqa: SIM115
     limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    wanted = set(json.loads(sys.argv[1]))
+    wanted_names = set(json.loads(sys.argv[1]))
     source = pq.ParquetFile(sys.stdin.buffer)
     names = source.schema_arrow.names
     _write(names)
-    columns = [name for name in names if name in wanted]
+    columns = [name for name in names if name in wanted_names]
     # Values that repeat stay in their dictionary until their row is taken; lists and structs have none.
     types = source.schema_arrow.field
     flat = [name for name in columns if not pa.types.is_nested(types(name).type)]

@@ -41,18 +41,18 @@ class BlockTable:
     Attributes:
         blocks: Block numbers in the order of the sequence's positions.
         hashes: Hashes of the sequence's full units, as far as they were needed.
-        known: Leading units that can be found by hash, or are copies of such.
+        known_units: Leading units that can be found by hash, or are copies of such.
         block_units: Units per block.
     """
 
-    __slots__ = ("block_units", "blocks", "hashes", "known", "tenant")
+    __slots__ = ("block_units", "blocks", "hashes", "known_units", "tenant")
 
     def __init__(self, tenant: str = "") -> None:
         """Create an empty table; in a cache per tenant, `tenant` is the salt."""
         self.tenant = tenant.encode()
         self.blocks: list[int] = []
         self.hashes: list[bytes] = []
-        self.known = 0
+        self.known_units = 0
         self.block_units = 1
 
     @property
@@ -95,7 +95,7 @@ class BlockManager:
     def missing(self, table: BlockTable, tokens: Sequence[int]) -> bytes | None:
         """Return the hash of the first full unit of `tokens` that is not cached; None: all are."""
         self._hash(table, tokens, len(tokens))
-        cached_units = self._found(table)
+        cached_units = self._cached_units(table)
         return table.hashes[cached_units] if cached_units < len(table.hashes) else None
 
     def open(
@@ -114,7 +114,7 @@ class BlockManager:
         assert not table.blocks
         self._hash(table, tokens, len(tokens))
         # A sequence that was here before has hashes of tokens behind these.
-        cached_units = min(self._found(table), len(tokens) // self.share_tokens)
+        cached_units = min(self._cached_units(table), len(tokens) // self.share_tokens)
         block_count = self.blocks_for(len(tokens))
         shared, partial_units = divmod(cached_units, self._units)
         whole = not partial_units and shared * self.block_tokens == len(tokens)
@@ -128,8 +128,8 @@ class BlockManager:
         source = self._block_of[table.hashes[cached_units - 1]] if partial_units else None
         # Take the shared blocks first: idle ones could be evicted for the fresh ones.
         for digest in table.block_hashes[:shared]:
-            table.blocks.append(self._held(self._block_of[digest]))
-        table.known = cached_units
+            table.blocks.append(self._hold_block(self._block_of[digest]))
+        table.known_units = cached_units
         # The last token is computed again and writes into its block, which others may share.
         copies = [self._own_last(table)] if whole else []
         self.grow(table, len(tokens))
@@ -139,7 +139,7 @@ class BlockManager:
 
     def cached_tokens(self, table: BlockTable, tokens: int) -> int:
         """Return how many of the `tokens` of a table just opened need not be computed."""
-        return min(table.known * self.share_tokens, tokens - 1)
+        return min(table.known_units * self.share_tokens, tokens - 1)
 
     def grow(self, table: BlockTable, tokens: int) -> bool:
         """Append blocks until `tokens` fit; without enough blocks return False and change nothing."""
@@ -155,23 +155,23 @@ class BlockManager:
     def computed(self, table: BlockTable, tokens: Sequence[int], count: int) -> None:
         """Register the units that are full, after the first `count` of `tokens` were computed."""
         full = count // self.share_tokens
-        if full <= table.known or self.prefix_cache == "off":
+        if full <= table.known_units or self.prefix_cache == "off":
             return
         self._hash(table, tokens, count)
         # Another sequence may have registered the same unit meanwhile: the first one stays.
-        for place in range(table.known, full):
+        for place in range(table.known_units, full):
             digest, block = table.hashes[place], table.blocks[place // self._units]
             if digest not in self._block_of:
                 self._block_of[digest] = block
                 self._known_in.setdefault(block, []).append(digest)
-        table.known = full
+        table.known_units = full
 
     def close(self, table: BlockTable) -> list[int]:
         """Empty a table; return the blocks that are free now."""
         # From the last block on, so that idle blocks at the end of a prompt are evicted first.
         freed = [block for block in reversed(table.blocks) if self._dropped(block)]
         table.blocks = []
-        table.known = 0
+        table.known_units = 0
         return freed
 
     def discard(self, table: BlockTable) -> list[int]:
@@ -191,7 +191,7 @@ class BlockManager:
             content = array("I", tokens[place * size : (place + 1) * size]).tobytes()
             hashes.append(hashlib.blake2b(before + content, digest_size=_DIGEST_BYTES).digest())
 
-    def _found(self, table: BlockTable) -> int:
+    def _cached_units(self, table: BlockTable) -> int:
         """Return the number of leading units that can be found by hash."""
         for place, digest in enumerate(table.hashes):
             if digest not in self._block_of:
@@ -204,18 +204,18 @@ class BlockManager:
         idle = sum(self._references[block] == 0 for block in cached)
         return self.free_blocks - idle >= fresh + reserve
 
-    def _held(self, block: int) -> int:
+    def _hold_block(self, block: int) -> int:
         self._references[block] += 1
         self._idle.pop(block, None)
         return block
 
     def _fresh(self) -> int:
         if self._free:
-            return self._held(heapq.heappop(self._free))
+            return self._hold_block(heapq.heappop(self._free))
         # No free block is left: evict the idle one that was used longest ago.
         block, _ = self._idle.popitem(last=False)
         self._forget(block)
-        return self._held(block)
+        return self._hold_block(block)
 
     def _own_last(self, table: BlockTable) -> tuple[int, int]:
         """Replace the last block by a new one (copy on write); return (from, to)."""

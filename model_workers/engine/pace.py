@@ -25,7 +25,7 @@ class BulkPace:
 
     def __init__(self, token_s: float = 0.0, step_s: float = 0.0) -> None:
         """Create a pace; the costs of a prompt token and of a step without prompts are measured if `token_s` is 0."""
-        self._known = token_s > 0
+        self._has_fixed_costs = token_s > 0
         self._token_s, self._step_s = token_s, step_s
         self._urgent_at = -math.inf
         self._begun_at: float | None = None
@@ -48,7 +48,7 @@ class BulkPace:
 
     def begin(self, tokens: int, now: float) -> None:
         """Begin a step with this many prompt tokens, which ends the step before it."""
-        if self._begun_at is not None and not self._known:
+        if self._begun_at is not None and not self._has_fixed_costs:
             self._measure(now - self._begun_at)
         self._begun_at, self._tokens = now, tokens
 

@@ -65,10 +65,10 @@ class PlannedSequence:
         tokens = sequence.tokens[start : start + self.count]
         if self.drafted:
             tokens += self.drafted
-        return SequenceChunk(tokens, start, sequence.table.blocks, self.wanted)
+        return SequenceChunk(tokens, start, sequence.table.blocks, self.logits_count)
 
     @property
-    def wanted(self) -> int:
+    def logits_count(self) -> int:
         """Number of last tokens whose logits are wanted."""
         sequence = self.sequence
         if sequence.scored:
@@ -269,8 +269,8 @@ class PagedEngine(ScheduledEngine):
             first = sequence.computed + item.count - len(logits) - sequence.scored_from
             if not first:
                 sequence.scores.clear()  # of an earlier attempt, before the sequence was preempted
-            wanted = sequence.scored[first : first + len(logits)]
-            tokens = torch.tensor(wanted, device=logits.device)
+            token_ids = sequence.scored[first : first + len(logits)]
+            tokens = torch.tensor(token_ids, device=logits.device)
             logprobs = logits.log_softmax(-1)
             chosen = logprobs.gather(1, tokens[:, None]).flatten().tolist()
             best = logprobs.topk(sequence.alternatives)
@@ -325,7 +325,7 @@ def _split(
     logits: Tensor, work: abc.Sequence[PlannedSequence]
 ) -> tuple[Tensor, list[tuple[PlannedSequence, Tensor]]]:
     """Return the logits of the sequences that draw, and the sequences that want log-probabilities with theirs."""
-    parts = torch.split(logits, [item.wanted for item in work])
+    parts = torch.split(logits, [item.logits_count for item in work])
     pairs = list(zip(work, parts, strict=True))
     drawing = [part for item, part in pairs if not item.sequence.scored]
     scored = [(item, part) for item, part in pairs if item.sequence.scored]

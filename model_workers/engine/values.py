@@ -113,10 +113,10 @@ def _embedder(model: Any, pipeline: Pipeline) -> Compute:
     """Return what computes the embedding of each sequence."""
     hidden_of = PaddedTexts(model, lambda output: output.last_hidden_state)
 
-    def shaped(values: Values, wanted: task_pb2.Values) -> Values:
-        cut = values[: wanted.dimensions] if wanted.dimensions else values
-        has_choice = wanted.HasField("normalize")
-        normalize = wanted.normalize if has_choice else pipeline.normalizes
+    def shaped(values: Values, options: task_pb2.Values) -> Values:
+        cut = values[: options.dimensions] if options.dimensions else values
+        has_choice = options.HasField("normalize")
+        normalize = options.normalize if has_choice else pipeline.normalizes
         if not normalize or (cut is values and pipeline.normalizes):
             return cut
         return cut / max(float(np.linalg.norm(cut)), 1e-12)
@@ -239,8 +239,8 @@ def _folder_of(settings: ModelSettings) -> Path:
     return Path(snapshot_download(settings.path, allow_patterns=list(_HUB_FILES)))
 
 
-def _context(folder: SentenceFolder, wanted: int | None) -> int:
-    context = wanted or folder.context_tokens
+def _context(folder: SentenceFolder, tokens: int | None) -> int:
+    context = tokens or folder.context_tokens
     if not context:
         raise SettingsError("set context_tokens, the model names none")
     if folder.positions and context > folder.positions:

@@ -275,15 +275,15 @@ class _Reading:
     """
 
     def __init__(
-        self, tokens: TextTokens | None, known: str, emit: Emit, *, with_logprobs: bool
+        self, tokens: TextTokens | None, known_text: str, emit: Emit, *, with_logprobs: bool
     ) -> None:
-        """Create a reading; `known` is the text that the caller has, which the server repeats."""
+        """Create a reading; `known_text` is the text that the caller has, which the server repeats."""
         self.emitted = False
         self._tokens = tokens
         self._emit = emit
         self._end: SequenceEnd | None = None
         self._usage: ServerUsage | None = None
-        self._known = known
+        self._known_text = known_text
         self._with_logprobs = with_logprobs
         self._has_logprobs = False
         self._reasons = False
@@ -335,7 +335,7 @@ class _Reading:
         """
         if self._end is None:
             raise ServerFault("the server cut the answer off")
-        if self._known:
+        if self._known_text:
             raise _differs()
         return self._end, self._usage
 
@@ -363,10 +363,10 @@ class _Reading:
 
     def _without_known(self, text: str) -> str:
         """Return `text` without what the caller has from an earlier attempt."""
-        known_text = self._known[: len(text)]
+        known_text = self._known_text[: len(text)]
         if not text.startswith(known_text):
             raise _differs()
-        self._known = self._known[len(text) :]
+        self._known_text = self._known_text[len(text) :]
         return text[len(known_text) :]
 
 

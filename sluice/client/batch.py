@@ -141,10 +141,10 @@ def _request(
         raise InvalidRequest(f"prompts[{at}]: {error}", violations=error.violations) from error
 
 
-def _named(given: pb.GenerateRequest) -> pb.GenerateRequest:
+def _named(request: pb.GenerateRequest) -> pb.GenerateRequest:
     """Return the request with an idempotency key, which resuming needs."""
-    if given.idempotency_key:
-        return given
-    request = pb.GenerateRequest(idempotency_key=uuid.uuid4().hex, idempotency_key_generated=True)
-    request.MergeFrom(given)
-    return request
+    if request.idempotency_key:
+        return request
+    copy = pb.GenerateRequest(idempotency_key=uuid.uuid4().hex, idempotency_key_generated=True)
+    copy.MergeFrom(request)
+    return copy

@@ -189,12 +189,12 @@ def _numbers_of(part: str) -> list[tuple[str, str]]:
     except OSError:
         return []
     # A name may have addresses of both families, but gRPC accepts one family: IPv4, which every host has.
-    found: dict[str, list[tuple[str, str]]] = {"ipv4": [], "ipv6": []}
+    numbers: dict[str, list[tuple[str, str]]] = {"ipv4": [], "ipv6": []}
     for family, *_, where in addresses:
         kind = "ipv6" if family == socket.AF_INET6 else "ipv4"
         number = f"[{where[0]}]" if kind == "ipv6" else where[0]
-        found[kind].append((kind, f"{number}:{port}"))
-    return found["ipv4"] or found["ipv6"]
+        numbers[kind].append((kind, f"{number}:{port}"))
+    return numbers["ipv4"] or numbers["ipv6"]
 
 
 def call_metadata(tenant: str | None, api_key: str | None) -> tuple[tuple[str, str], ...]:

@@ -153,8 +153,8 @@ def _set_texts(request: Any, name: str, value: Any, path: str) -> None:
         add_value(getattr(request, name), text, field, f"{path}[{position}]")
 
 
-def _set_fields(request: Any, fields: Mapping[str, Any], known: Sequence[str]) -> None:
+def _set_fields(request: Any, fields: Mapping[str, Any], known_fields: Sequence[str]) -> None:
     for name, value in fields.items():
-        if name not in known:
+        if name not in known_fields:
             raise BadField(f"{name}: is not supported; leave it out")
         set_field(request, name, value)

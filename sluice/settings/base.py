@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from sluice.settings.problems import shown
+from sluice.settings.problems import value_text
 
 NAME_MAX: Final = 64
 NUMBER_MAX: Final = 1e9
@@ -40,7 +40,7 @@ class Section(BaseModel):
             return value
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, bool):
-                raise ValueError(f"{shown(part)} is a switch, not a number; write a number")
+                raise ValueError(f"{value_text(part)} is a switch, not a number; write a number")
             if isinstance(part, str) and _OCTAL.fullmatch(part):
                 raise ValueError(f"{part} may be read as octal; write it without zeros in front")
         return value

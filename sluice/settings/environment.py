@@ -65,8 +65,8 @@ def read_variables() -> Sequence[Variable]:
 def _named(values: Mapping[str, str], folder: str) -> Iterator[Variable]:
     for name, value in values.items():
         if name.upper().startswith(PREFIX) and value:
-            if found := PLACEHOLDER.search(value):
-                raise SettingsError(f"{folder}{name}: {found[0]} {NOT_FILLED_IN}")
+            if match := PLACEHOLDER.search(value):
+                raise SettingsError(f"{folder}{name}: {match[0]} {NOT_FILLED_IN}")
             parts = name[len(PREFIX) :].lower().split(DELIMITER)
             yield Variable(tuple(parts), value, folder + name)
 
@@ -89,7 +89,7 @@ class VariableSource(EnvSettingsSource):
 
     def __init__(self, settings: type[BaseSettings], variables: Sequence[Variable]) -> None:
         super().__init__(settings)
-        self.env_vars = {each.name.lower(): each.value for each in reversed(variables)}
+        self.env_vars = {variable.name.lower(): variable.value for variable in reversed(variables)}
 
     @override
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:

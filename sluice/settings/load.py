@@ -47,14 +47,14 @@ def parse(values: dict[str, Any], where: str, lines: Lines | None = None) -> Set
 def refuse(problems: Iterable[Problem], path: Path | None) -> None:
     """Raise SettingsError for problems with the settings of `path` that somebody else has found, if there are any."""
     variables = read_variables()
-    located = [replace(each, origin=_origin_of(each.place, variables)) for each in problems]
+    located = [replace(entry, origin=_origin_of(entry.place, variables)) for entry in problems]
     if located:
         lines = {} if path is None else read_yaml(path)[1]
         raise SettingsError(joined(located, str(path or "settings"), lines))
 
 
 def _origin_of(place: Place, variables: Sequence[Variable]) -> str:
-    return next((each.origin for each in variables if place and each.sets(place)), "")
+    return next((variable.origin for variable in variables if place and variable.sets(place)), "")
 
 
 def _all_problems(
@@ -74,5 +74,5 @@ def _all_problems(
         Settings(**{key: value for key, value in values.items() if key not in wrong})
     except ValidationError as second:
         more = problems_of(second, Settings, origin_of)
-        problems += [each for each in more if not wrong.intersection(each.place[:1])]
+        problems += [problem for problem in more if not wrong.intersection(problem.place[:1])]
     return problems

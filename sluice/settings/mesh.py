@@ -388,9 +388,9 @@ class Settings(BaseSettings):
         """Refuse sections that contradict each other; the message has a line for each."""
         if not self.models:
             raise ValueError("models: name at least one model")
-        found = [*self._name_problems(), *self._routing_problems(), *self._policy_problems()]
-        if found:
-            raise ValueError("\n".join(found))
+        problems = [*self._name_problems(), *self._routing_problems(), *self._policy_problems()]
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
 
     def _name_problems(self) -> Iterator[str]:
@@ -480,7 +480,7 @@ class Settings(BaseSettings):
         return yaml.safe_dump(values, sort_keys=False)
 
 
-def _meant(name: str, known: Collection[str]) -> str:
+def _meant(name: str, names: Collection[str]) -> str:
     """Say which of the known names may be meant."""
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(names))}"

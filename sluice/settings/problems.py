@@ -66,7 +66,7 @@ Origin = Callable[[Place], str]
 
 def problems(error: ValidationError, model: type[BaseModel], *above: str) -> list[str]:
     """Describe each problem of `model`, which is below the keys `above`, in one line."""
-    return [Problem((*above, *each.place), each.text).line for each in problems_of(error, model)]
+    return [Problem((*above, *entry.place), entry.text).line for entry in problems_of(error, model)]
 
 
 def problems_of(
@@ -88,7 +88,7 @@ def _key_in(text: str, model: type[BaseModel], place: Place) -> tuple[Place, str
     """Take the key off a text that begins with one: checks of a whole section say which of its values is wrong."""
     key, _, words = text.partition(": ")
     parts = _parts_of(key)
-    is_key = words and _found(model, (*place, parts[0]))[1]
+    is_key = words and _field_at(model, (*place, parts[0]))[1]
     return (parts, words) if is_key else ((), text)
 
 
@@ -104,12 +104,12 @@ def joined(problems: Sequence[Problem], where: str, lines: Lines) -> str:
         where: What to call the file.
         lines: Where the file has its values.
     """
-    ordered = sorted(problems, key=lambda each: 0 if each.origin else _line(each.place, lines))
+    ordered = sorted(problems, key=lambda entry: 0 if entry.origin else _line(entry.place, lines))
     if len(ordered) == 1:
         return f"{ordered[0].origin or where}: {_located(ordered[0], lines)}"
-    places = [where] if not all(each.origin for each in ordered) else []
-    places += ["environment"] if any(each.origin for each in ordered) else []
-    located = (": ".join(filter(None, (each.origin, _located(each, lines)))) for each in ordered)
+    places = [where] if not all(entry.origin for entry in ordered) else []
+    places += ["environment"] if any(entry.origin for entry in ordered) else []
+    located = (": ".join(filter(None, (entry.origin, _located(entry, lines)))) for entry in ordered)
     return "\n  ".join([f"{' and '.join(places)}: {len(ordered)} problems", *located])
 
 
@@ -125,7 +125,7 @@ def _line(place: Place, lines: Lines) -> int:
 
 def _text(problem: Any, model: type[BaseModel]) -> str:
     """Return what is wrong, in pydantic's words where those say it."""
-    models, field = _found(model, problem["loc"])
+    models, field = _field_at(model, problem["loc"])
     kind, message = problem["type"], str(problem["msg"])
     if kind == "extra_forbidden":
         return _unknown(str(problem["loc"][-1]), models)
@@ -135,10 +135,10 @@ def _text(problem: Any, model: type[BaseModel]) -> str:
     rule = f"should {message.partition(' should ')[2].partition(', unable')[0]}"
     words = _SHAPES.get(kind, rule if " should " in message else message)
     is_hidden = kind == "missing" or (field is not None and not field.repr)
-    return words if is_hidden else f"{shown(problem['input'])} {words}"
+    return words if is_hidden else f"{value_text(problem['input'])} {words}"
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value as a file has it, without passwords in addresses."""
     text = repr(value) if isinstance(value, str) else str(value)
     if value is None:
@@ -160,7 +160,7 @@ def _unknown(name: str, models: Sequence[type[BaseModel]]) -> str:
     return f"no such key; there are {', '.join(keys[:_KEYS_SHOWN])}{more}"
 
 
-def _found(
+def _field_at(
     model: type[BaseModel], location: Sequence[str | int]
 ) -> tuple[list[type[BaseModel]], FieldInfo | None]:
     """Return the sections that the last key of `location` is in, and its field where it is one."""
@@ -170,7 +170,7 @@ def _found(
         models = inside
         field = declared[0] if declared else None
         if declared:
-            inside = [kind for each in declared for kind in _models_in(each.annotation)]
+            inside = [kind for info in declared for kind in _models_in(info.annotation)]
         # Else it is a position in a list, a name in a mapping, or one of several forms: the sections stay.
     return models, field
 

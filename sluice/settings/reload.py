@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from sluice.errors import SettingsError
 from sluice.settings.mesh import Settings
-from sluice.settings.problems import shown
+from sluice.settings.problems import value_text
 
 _SECRET: Final = ("_key", "secret", "password")
 """How keys end whose values are not repeated."""
@@ -30,9 +30,9 @@ def refuse_changes(
     """Raise SettingsError for the first key in `sections` that `new` changes, but for those in `live`."""
     before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
     for section in sections:
-        if found := _difference(section, before[section], after[section], live):
-            key, running, asked = found
-            values = f" (running: {_word(running)}, new: {_word(asked)})"
+        if difference := _difference(section, before[section], after[section], live):
+            key, old_value, new_value = difference
+            values = f" (running: {_word(old_value)}, new: {_word(new_value)})"
             if key.endswith(_SECRET):
                 values = ""
             raise SettingsError(
@@ -41,7 +41,7 @@ def refuse_changes(
 
 
 def _word(value: Any) -> str:
-    return "unset" if value is None else shown(value)
+    return "unset" if value is None else value_text(value)
 
 
 def _difference(
@@ -55,7 +55,7 @@ def _difference(
     if not isinstance(before, dict) or not isinstance(after, dict):
         return key, before, after
     for name in dict.fromkeys((*before, *after)):
-        found = _difference(f"{key}.{name}", before.get(name), after.get(name), live)
-        if found is not None:
-            return found
+        difference = _difference(f"{key}.{name}", before.get(name), after.get(name), live)
+        if difference is not None:
+            return difference
     return None

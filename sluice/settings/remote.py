@@ -113,8 +113,8 @@ class ServerSettings(Section):
         named = {name for name, value in self.parameters.items() if value is not None}
         if self.api != "chat" and (chats := named & {*_OF_CHATS}):
             raise ValueError(f"parameters.{min(chats)}: only the api chat has it")
-        if taken := self.extra_body.keys() & {*_OWN_FIELDS, *self.names.values()}:
-            raise ValueError(f"extra_body.{min(taken)}: requests set it; leave it out")
+        if conflicts := self.extra_body.keys() & {*_OWN_FIELDS, *self.names.values()}:
+            raise ValueError(f"extra_body.{min(conflicts)}: requests set it; leave it out")
         for parameter in ("stop_token_ids", "logit_bias", "grammar"):
             if self.api == "chat" and self.parameters.get(parameter):
                 raise ValueError(f"parameters.{parameter}: not in the api chat; leave it out")

@@ -301,8 +301,8 @@ class RoutingSettings(RoutingPolicy):
     def _selections_exist(self) -> Self:
         for i, one in enumerate(self.select):
             if one.policy not in self.policies:
-                known = ", ".join(self.policies) or "none"
-                raise ValueError(f"select.{i}.policy: no policy {one.policy!r}; known: {known}")
+                names = ", ".join(self.policies) or "none"
+                raise ValueError(f"select.{i}.policy: no policy {one.policy!r}; known: {names}")
         return self
 
     def all_models(self) -> list[tuple[str, str]]:

@@ -83,9 +83,9 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
 
 
 def _modules(folder: Path) -> tuple[Module, ...]:
-    found = read_json(folder / "modules.json", list)
+    entries = read_json(folder / "modules.json", list)
     return tuple(
-        Module(str(one["type"]).rpartition(".")[2], folder / str(one["path"])) for one in found
+        Module(str(one["type"]).rpartition(".")[2], folder / str(one["path"])) for one in entries
     )
 
 
@@ -125,7 +125,7 @@ def read_json(path: Path, kind: type = dict, *, required: bool = False) -> Any:
         SettingsError: it cannot be read, or holds something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         if not required:
             return kind()
@@ -136,6 +136,6 @@ def read_json(path: Path, kind: type = dict, *, required: bool = False) -> Any:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise SettingsError(f"{path} is not JSON ({error}); copy the model again") from error
-    if not isinstance(found, kind):
+    if not isinstance(content, kind):
         raise SettingsError(f"{path} does not hold a JSON {_WORDS[kind]}; copy the model again")
-    return found
+    return content

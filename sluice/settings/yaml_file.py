@@ -55,8 +55,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: is not UTF-8; save the file as UTF-8") from error
     for number, line in enumerate(text.splitlines(), 1):
-        if found := PLACEHOLDER.search(line.partition("#")[0]):
-            raise SettingsError(f"{path}: line {number}: {found[0]} {NOT_FILLED_IN}")
+        if match := PLACEHOLDER.search(line.partition("#")[0]):
+            raise SettingsError(f"{path}: line {number}: {match[0]} {NOT_FILLED_IN}")
     walk = _Walk()
     try:
         loader = _Loader(text)

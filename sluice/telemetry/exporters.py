@@ -118,8 +118,8 @@ def resource_of(service: str, instance: str = "") -> "Resource":
     own = {"service.name": service, "service.version": __version__}
     if instance:
         own["service.instance.id"] = instance
-    given = OTELResourceDetector().detect().attributes
-    return Resource.create({name: value for name, value in own.items() if name not in given})
+    attributes = OTELResourceDetector().detect().attributes
+    return Resource.create({name: value for name, value in own.items() if name not in attributes})
 
 
 class Outage:

@@ -97,8 +97,8 @@ class Instruments:
         reads = self._reads[metric] = [read]
 
         def observations(_: CallbackOptions) -> Iterator[Observation]:
-            for each in list(reads):
-                for labels, value in each():
+            for reader in list(reads):
+                for labels, value in reader():
                     yield Observation(value, attributes_of(metric, labels))
 
         create = self._meter.create_observable_gauge
@@ -144,7 +144,7 @@ class Instruments:
         """Collect with one of the readers, and add what other processes have counted."""
         data = reader.get_metrics_data()
         scopes = (
-            [one for each in data.resource_metrics for one in each.scope_metrics] if data else []
+            [one for group in data.resource_metrics for one in group.scope_metrics] if data else []
         )
         return [*(metric for scope in scopes for metric in scope.metrics), *self.reported()]
 
@@ -153,7 +153,7 @@ class Instruments:
         return [
             SdkMetric(metric.name, metric.what, metric.unit, Histogram(points, CUMULATIVE))
             for metric, read in self._reported.items()
-            if (points := [self._point(metric, *each) for each in read() if any(each[1].buckets)])
+            if (points := [self._point(metric, *pair) for pair in read() if any(pair[1].buckets)])
         ]
 
     def _point(self, metric: Metric, labels: Labels, histogram: Reported) -> HistogramDataPoint:

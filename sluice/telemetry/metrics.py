@@ -108,7 +108,7 @@ class _Reporting(MetricExporter):
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **more: Any
     ) -> MetricExportResult:
         """Export `metrics_data` and what was reported."""
-        data = MetricsData([_with(each, self.reported()) for each in metrics_data.resource_metrics])
+        data = MetricsData([_with(part, self.reported()) for part in metrics_data.resource_metrics])
         result = super().export(data, timeout_millis, **more)  # type: ignore[safe-super]
         self._outage.note(failed=result is not MetricExportResult.SUCCESS)
         return result

@@ -122,17 +122,17 @@ class CountingExporter(SpanExporter):
     """Counts what an exporter sends and loses.
 
     Attributes:
-        taken: spans that came.
+        taken_spans: spans that came.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self.taken = self.sent = self.lost = 0
+        self.taken_spans = self.sent = self.lost = 0
         self._exporter = exporter
         self._outage = Outage("traces")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export `spans` and count them."""
-        self.taken += len(spans)
+        self.taken_spans += len(spans)
         result = self._exporter.export(spans)
         failed = result is not SpanExportResult.SUCCESS
         if failed:
@@ -153,7 +153,7 @@ class CountedSpans(BatchSpanProcessor):
     def __init__(self, exporter: SpanExporter) -> None:
         self._counting = CountingExporter(exporter)
         self._queue_spans = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS))
-        self._given = self._dropped = 0
+        self._given_spans = self._dropped = 0
         super().__init__(
             self._counting,
             max_queue_size=self._queue_spans,
@@ -162,10 +162,10 @@ class CountedSpans(BatchSpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a span that has ended, if there is room."""
-        if self._given - self._counting.taken >= self._queue_spans:
+        if self._given_spans - self._counting.taken_spans >= self._queue_spans:
             self._dropped += 1
         else:
-            self._given += 1
+            self._given_spans += 1
             super().on_end(span)
 
     def counts(self) -> Iterator["Point"]:

@@ -34,10 +34,10 @@ def new_key() -> NewKey:
 
 def id_of(text: str) -> str | None:
     """Return the id of the key `text`; None if it is not a whole key."""
-    found = _KEY.fullmatch(text)
-    if found is None:
+    match = _KEY.fullmatch(text)
+    if match is None:
         return None
-    key_id, encoded = found.groups()
+    key_id, encoded = match.groups()
     decoded = base64.b32decode(encoded.upper())
     secret, checksum = decoded[:_SECRET_BYTES], decoded[_SECRET_BYTES:]
     return key_id if checksum == _checksum(key_id, secret) else None

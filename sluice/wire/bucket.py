@@ -88,10 +88,10 @@ class Bucket:
 
     async def read(self, key: str, kind: type[M]) -> tuple[M, int] | None:
         """Return the message of `key` with its revision, or None."""
-        found = await self.read_payload(key)
-        if found is None:
+        entry = await self.read_payload(key)
+        if entry is None:
             return None
-        payload, revision = found
+        payload, revision = entry
         try:
             return unpack(kind, payload), revision
         except MalformedMessage as error:
@@ -101,11 +101,11 @@ class Bucket:
         """Return the packed message of `key` with its revision, or None."""
         with answering(_WHAT):
             try:
-                found = await self._js.get_last_msg(self._stream, self._prefix + key)
+                message = await self._js.get_last_msg(self._stream, self._prefix + key)
             except NotFoundError:
                 return None
-        assert found.seq is not None, "stored messages have one"
-        return found.data or b"", found.seq
+        assert message.seq is not None, "stored messages have one"
+        return message.data or b"", message.seq
 
     async def state(self) -> tuple[int, int]:
         """Return a state that changes whenever something is written or removed."""
@@ -133,10 +133,10 @@ class Bucket:
 
     async def read_payloads(self) -> AsyncIterator[tuple[str, bytes]]:
         """Yield all packed messages with their keys."""
-        found = jetstream.stored_messages(self._js, self._stream, f"{self._prefix}>", ANSWER_S)
+        messages = jetstream.stored_messages(self._js, self._stream, f"{self._prefix}>", ANSWER_S)
         with answering(_WHAT):
-            async with aclosing(found):
-                async for message in found:
+            async with aclosing(messages):
+                async for message in messages:
                     yield message.subject.removeprefix(self._prefix), message.data
 
     @property
@@ -153,9 +153,9 @@ async def shared_secret(bucket: Bucket, name: str) -> str:
         TransportUnavailable: JetStream does not answer.
     """
     await bucket.write(name, StringValue(value=secrets.token_hex()), last=0)
-    found = await bucket.read(name, StringValue)
-    assert found is not None, "it was there, or is written"
-    return found[0].value
+    entry = await bucket.read(name, StringValue)
+    assert entry is not None, "it was there, or is written"
+    return entry[0].value
 
 
 async def mesh_key(settings: Settings, secrets_bucket: Bucket) -> str | None:

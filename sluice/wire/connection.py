@@ -153,7 +153,7 @@ async def connect(
         raise
     except (TimeoutError, OSError, NatsError) as error:
         await _abandon(made.client)
-        where = f"NATS at {shown(settings.url)}"
+        where = f"NATS at {redact_url(settings.url)}"
         if isinstance(error, APIError):
             raise NatsUnreachable(f"JetStream of {where} refuses its streams: {error}") from error
         raise NatsUnreachable(
@@ -213,7 +213,7 @@ class _Connection:
             greeting = json.loads((await reader.readline()).removeprefix(b"INFO "))
             if not greeting.get("tls_required"):
                 raise NatsUnreachable(
-                    f"NATS at {shown(self._url)} offers no TLS, and tls.mesh is set"
+                    f"NATS at {redact_url(self._url)} offers no TLS, and tls.mesh is set"
                 )
             # Without a handshake the server would log an error.
             await writer.start_tls(tls.context, server_hostname=server.hostname)
@@ -268,14 +268,14 @@ async def _abandon(client: Client) -> None:
             await client.close()
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return `url` without the users and passwords in it."""
     return ",".join(re.sub("//[^/]*@", "//", one) for one in url.split(","))
 
 
 def _refusal(url: str, tls: Path | None, error: Exception) -> NatsUnreachable | None:
     """Return the error if one side rejected the credentials of the other; else None."""
-    where, refused = f"NATS at {shown(url)}", "authorization violation" in str(error).lower()
+    where, refused = f"NATS at {redact_url(url)}", "authorization violation" in str(error).lower()
     if tls is None:
         help_ = "nats.url needs its user, nats://USER:PASSWORD@HOST:PORT, or tls.mesh a certificate"
         return NatsUnreachable(f"{where} refuses the credentials: {help_}") if refused else None
@@ -305,7 +305,7 @@ def _check_payload(client: Client, url: str) -> None:
     """Raise NatsUnreachable when the server does not take the largest messages of a mesh."""
     if client.max_payload < MAX_MESSAGE_BYTES:
         raise NatsUnreachable(
-            f"NATS at {shown(url)}: max_payload is {client.max_payload}, and messages of a mesh have up to "
+            f"NATS at {redact_url(url)}: max_payload is {client.max_payload}, and messages of a mesh have up to "
             f"{MAX_MESSAGE_BYTES} bytes; set max_payload: {MAX_MESSAGE_BYTES} in its configuration"
         )
 

@@ -21,8 +21,8 @@ def word_of(enum: Any, value: int) -> str:
 
 def value_of(enum: "_EnumTypeWrapper[V]", word: str) -> V:
     """Return the value that `word` names; raise ValueError for another word."""
-    found: V = _value(enum, word)
-    return found
+    value: V = _value(enum, word)
+    return value
 
 
 @cache  # of words that name a value: their number is that of the protos

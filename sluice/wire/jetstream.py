@@ -35,11 +35,11 @@ _OTHER_CONFIGURATION: Final = 10058
 
 def _bucket(name: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
     """Return the stream of a key-value bucket: the last message of each subject."""
-    config = _kept(name, subjects.bucket_prefix(name).removesuffix("."), max_bytes, max_age_s)
+    config = _stream(name, subjects.bucket_prefix(name).removesuffix("."), max_bytes, max_age_s)
     return config.evolve(max_msgs_per_subject=1)
 
 
-def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
+def _stream(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
     """Return a stream of all below `prefix` that keeps the newest messages."""
     return StreamConfig(
         name=name,
@@ -54,7 +54,7 @@ def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None
 
 _MIB: Final = 1024 * 1024
 
-DEAD_LETTERS: Final = _kept(subjects.DEAD_LETTERS_STREAM, subjects.DEAD_LETTERS, 256 * _MIB)
+DEAD_LETTERS: Final = _stream(subjects.DEAD_LETTERS_STREAM, subjects.DEAD_LETTERS, 256 * _MIB)
 """Tasks that were given up, kept for operators; the oldest are deleted first."""
 KEYS: Final = _bucket(subjects.KEYS_BUCKET, 256 * _MIB).evolve(allow_msg_ttl=True)
 """Idempotency keys that callers named, with the complete answers; each expires, the oldest are deleted first."""
@@ -76,19 +76,19 @@ JOBS: Final = _bucket(subjects.JOBS_BUCKET, 256 * _MIB).evolve(discard=DiscardPo
 
 def records_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """Return the stream of the last record and the last grade of each request; the oldest are deleted first."""
-    config = _kept(subjects.RECORDS_STREAM, subjects.RECORDS, max_bytes, max_age_s)
+    config = _stream(subjects.RECORDS_STREAM, subjects.RECORDS, max_bytes, max_age_s)
     return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
 
 def audit_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """Return the stream of safety decisions: clients can delete no message, but all of a tenant can be purged."""
-    config = _kept(subjects.AUDIT_STREAM, subjects.AUDIT, max_bytes, max_age_s)
+    config = _stream(subjects.AUDIT_STREAM, subjects.AUDIT, max_bytes, max_age_s)
     return config.evolve(deny_delete=True, allow_direct=True, allow_msg_ttl=True)
 
 
 def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """Return the stream of the last outcome and grade of each request, with prompts; the oldest are deleted first."""
-    config = _kept(subjects.OUTCOMES_STREAM, subjects.OUTCOMES, max_bytes, max_age_s)
+    config = _stream(subjects.OUTCOMES_STREAM, subjects.OUTCOMES, max_bytes, max_age_s)
     return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
 
@@ -102,8 +102,8 @@ def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
 
     Inputs in chunks: when they are full no upload is taken. Results in segments: when they are full jobs are paused.
     """
-    inputs = _kept(subjects.JOB_INPUTS_STREAM, subjects.JOB_INPUTS, settings.inputs_max_bytes)
-    results = _kept(subjects.JOB_RESULTS_STREAM, subjects.JOB_RESULTS, settings.results_max_bytes)
+    inputs = _stream(subjects.JOB_INPUTS_STREAM, subjects.JOB_INPUTS, settings.inputs_max_bytes)
+    results = _stream(subjects.JOB_RESULTS_STREAM, subjects.JOB_RESULTS, settings.results_max_bytes)
     full = {"discard": DiscardPolicy.NEW, "allow_direct": True}
     return inputs.evolve(**full, max_msgs_per_subject=1), results.evolve(**full)
 

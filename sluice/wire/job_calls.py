@@ -29,8 +29,8 @@ def signed(metadata: Mapping[str, str], mesh_key: str | None) -> tuple[tuple[str
 
 def is_signed(metadata: Mapping[str, str | bytes], mesh_key: str) -> bool:
     """Return whether `metadata` has the signature that belongs to it."""
-    given = str(metadata.get(SIGNATURE, "")).encode()
-    return hmac.compare_digest(given, _signature(metadata, mesh_key).encode())
+    signature = str(metadata.get(SIGNATURE, "")).encode()
+    return hmac.compare_digest(signature, _signature(metadata, mesh_key).encode())
 
 
 def _signature(metadata: Mapping[str, str] | Mapping[str, str | bytes], mesh_key: str) -> str:

@@ -25,21 +25,21 @@ async def refresh_keys(client: Client, wait_s: float = WAIT_S) -> list[str]:
     """Return once all gateways have read the API keys, or after `wait_s`: the ids of those that did not answer."""
     inbox = f"{permissions.inbox(permissions.GATEWAY, 'keys')}.{secrets.token_hex(8)}"
     answers = await client.subscribe(inbox)
-    known, answered = set[str](), set[str]()
+    gateways, answered = set[str](), set[str]()
     try:
         await client.publish(
             subjects.GATEWAYS, pack(GatewayHeartbeat(refreshes_keys=True)), reply=inbox
         )
         async with asyncio.timeout(wait_s):
-            while not answered or known - answered:
+            while not answered or gateways - answered:
                 message = await answers.next_msg(timeout=wait_s)
                 if message.headers and Header.STATUS.value in message.headers:
                     break  # no gateway runs
                 heartbeat = unpack(GatewayHeartbeat, message.data)
                 answered.add(heartbeat.gateway)
-                known.update(heartbeat.peers)
+                gateways.update(heartbeat.peers)
     except (TimeoutError, NatsTimeoutError):
         pass
     finally:
         await answers.unsubscribe()
-    return sorted(known - answered)
+    return sorted(gateways - answered)

@@ -214,7 +214,7 @@ def permissions(kind: str, process: str) -> Permissions | None:
         f"{subjects.RELOADED}.*",
         *(f"{prefix}.>" for prefix in _STORED_BY_GATEWAYS),
         *(f"{subjects.bucket_prefix(bucket)}>" for bucket in subjects.GATEWAY_BUCKETS),
-        *_each(owned, _CREATE, _CHANGE, _READ, _REMOVE),
+        *_api_subjects(owned, _CREATE, _CHANGE, _READ, _REMOVE),
     )
     subscribe = (
         f"{inbox(GATEWAY, process)}.>",
@@ -259,6 +259,6 @@ _READ: Final = (
 """Requests of the JetStream API, below `$JS.API`, that each right consists of; {} is the stream."""
 
 
-def _each(streams: Iterable[str], *rights: Iterable[str]) -> list[str]:
+def _api_subjects(streams: Iterable[str], *rights: Iterable[str]) -> list[str]:
     """Return the subjects of the JetStream API that grant `rights` on each of `streams`."""
     return [f"{_API}.{api.format(name)}" for name in streams for right in rights for api in right]

@@ -237,13 +237,13 @@ def is_pattern(subject: str) -> bool:
 def covers(pattern: str, subject: str) -> bool:
     """Return whether `pattern` matches all that `subject` does; both may have wildcards."""
     tokens = subject.split(".")
-    wanted = pattern.split(".")
-    for place, token in enumerate(wanted):
+    pattern_tokens = pattern.split(".")
+    for place, token in enumerate(pattern_tokens):
         if token == ">":
             return len(tokens) > place
         if place == len(tokens) or tokens[place] == ">" or token not in ("*", tokens[place]):
             return False
-    return len(tokens) == len(wanted)
+    return len(tokens) == len(pattern_tokens)
 
 
 def job_input(upload: str, chunk: int) -> str:

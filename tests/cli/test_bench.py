@@ -10,7 +10,7 @@ from cli.main import run
 
 
 def test_the_benchmarks_of_the_tree_are_known() -> None:
-    assert {"engine", "mesh", "simulation", "tails"} <= set(bench.known())
+    assert {"engine", "mesh", "simulation", "tails"} <= set(bench.benchmark_names())
 
 
 def test_an_unknown_benchmark_is_told_with_the_known(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,5 +139,5 @@ def test_a_recovered_answer_names_what_was_lost() -> None:
 
 def test_a_link_that_leads_nowhere_is_a_fault() -> None:
     spans = changed(names.SPAN_BATCH, links=(("t", "gone"),))
-    assert faults(spans, known={("t", "other")}) == ["s batch: a link leads nowhere"]
-    assert faults(spans, known={("t", "gone")}) == []
+    assert faults(spans, known_spans={("t", "other")}) == ["s batch: a link leads nowhere"]
+    assert faults(spans, known_spans={("t", "gone")}) == []

@@ -318,7 +318,7 @@ def test_a_cascade_needs_log_probabilities_of_its_first_model() -> None:
 def test_each_worker_has_a_repository_with_its_own_devices(tmp_path: Path) -> None:
     model = {"name": "large", "path": "builtin:large", "devices": [0, 1], "replicas": 2}
     made = plan(tmp_path, models=[model], routing={"default": "large"})
-    render_workers(made.asked, made.state.models)
+    render_workers(made.models, made.state.models)
     devices = []
     for triton_ in made.tritons:
         text = (triton_.repository / "large/config.pbtxt").read_text(encoding="utf-8")

@@ -67,7 +67,7 @@ class OutputLengths:
         shorter than `QueueEntry.min_tokens`.
         """
         prompt, max_tokens, min_tokens = entry.prompt_tokens, entry.max_tokens, entry.min_tokens
-        statistics = self._known(entry.tenant, entry.workload) or self._known(None, entry.workload)
+        statistics = self._stats(entry.tenant, entry.workload) or self._stats(None, entry.workload)
         entry.guessed = statistics is None
         if statistics is None:
             entry.cost_tokens = prompt + max(min_tokens, min(max_tokens, GUESS_TOKENS))
@@ -97,6 +97,6 @@ class OutputLengths:
                 del self._seen[next(iter(self._seen))]
             self._seen[key] = _Seen(tokens)
 
-    def _known(self, tenant: str | None, workload: str) -> _Seen | None:
+    def _stats(self, tenant: str | None, workload: str) -> _Seen | None:
         statistics = self._seen.get((tenant, workload))
         return None if statistics is None or statistics.answers < TRUSTED_FROM else statistics

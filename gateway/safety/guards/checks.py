@@ -79,24 +79,24 @@ class Decided:
     """A check with its outcome.
 
     Attributes:
-        taken: rules with their actions.
+        actions: rules with their actions.
         score: score of the verdict, if it has one.
     """
 
     check: Check
-    taken: tuple[tuple[str, Action], ...]
+    actions: tuple[tuple[str, Action], ...]
     score: float | None = None
     cost: Cost = Cost()
 
     @property
     def action(self) -> Action:
         """The strongest action."""
-        return max(action for _, action in self.taken)
+        return max(action for _, action in self.actions)
 
     @property
     def rules(self) -> tuple[str, ...]:
         """Rules with that action."""
-        return tuple(rule for rule, action in self.taken if action is self.action)
+        return tuple(rule for rule, action in self.actions if action is self.action)
 
 
 class Checks:
@@ -192,7 +192,7 @@ class Checks:
     def counts(self, *, in_answer: bool) -> Mapping[tuple[str, Action], int]:
         """Count the actions by rule, of the checks of the answer or of the prompt."""
         decided = [decision for decision in self.decided if decision.check.in_answer is in_answer]
-        return Counter(pair for decision in decided for pair in decision.taken)
+        return Counter(pair for decision in decided for pair in decision.actions)
 
     def _of_answers(self) -> list[Guard]:
         return [guard for guard in self._guards if "output" in guard.settings.checks]
@@ -225,9 +225,9 @@ def rules_of(guard: GuardModel, outcome: Outcome) -> tuple[tuple[str, Action], .
         return (failure_rule_of(guard, outcome),)
     if not outcome.flagged:
         return ((_rule(guard, PASSED), Action.ALLOW),)
-    wanted, action = guard.settings.categories, guard.settings.action.action
+    categories, action = guard.settings.categories, guard.settings.action.action
     return tuple(
-        (_rule(guard, name), action if not wanted or name in wanted else Action.FLAG)
+        (_rule(guard, name), action if not categories or name in categories else Action.FLAG)
         for name in outcome.categories
     )
 
@@ -244,8 +244,8 @@ def entity_rules_of(
     """Return the rules of a token classifier's outcome; actions on its findings are decided with those of the rules."""
     if isinstance(outcome, GuardFailure):
         return (failure_rule_of(guard, outcome),)
-    found = (finding.rule.rpartition(".")[2] for findings in outcome for finding in findings)
-    names = dict.fromkeys(found) or {PASSED: None}
+    entities = (finding.rule.rpartition(".")[2] for findings in outcome for finding in findings)
+    names = dict.fromkeys(entities) or {PASSED: None}
     return tuple((_rule(guard, name), Action.ALLOW) for name in names)
 
 

@@ -56,24 +56,24 @@ class EntityTags:
 
     Attributes:
         labels: labels of the model, by number.
-        wanted: entities that are findings; empty: all.
+        categories: entities that are findings; empty: all.
         threshold: least mean probability of an entity's words.
     """
 
     labels: tuple[str, ...]
-    wanted: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
     threshold: float = 0.0
 
     @property
     def rules(self) -> tuple[str, ...]:
         """Names of all findings."""
-        return tuple(map(rule_of, self.wanted or entities_of(self.labels)))
+        return tuple(map(rule_of, self.categories or entities_of(self.labels)))
 
     def findings(self, tokens: Iterable[LabelledToken]) -> Iterator[Finding]:
         """Yield the entities in the tokens of a text, in its order."""
         for name, words in self._entities(tokens):
             score, end = fmean(word[0].score for word in words), max(t.end for t in words[-1])
-            if score >= self.threshold and (not self.wanted or name in self.wanted):
+            if score >= self.threshold and (not self.categories or name in self.categories):
                 yield Finding(rule_of(name), words[0][0].start, end, Severity.MEDIUM)
 
     def _entities(

@@ -51,7 +51,7 @@ class EchoWatch(ReadingsWatch[_EchoPlace]):
 
     Attributes:
         runs: runs of words of the system message.
-        found: findings in the answer so far.
+        findings: findings in the answer so far.
     """
 
     def __init__(self, system: str, *, stops: bool, words: int = WORDS) -> None:
@@ -63,20 +63,20 @@ class EchoWatch(ReadingsWatch[_EchoPlace]):
         self._beginnings = frozenset(run[:-1] for run in self.runs)
         self._words = words
         self._stops = stops
-        self.found: dict[Finding, None] = {}
+        self.findings: dict[Finding, None] = {}
 
     def feed(self, text: str) -> list[Finding]:
         """Follow `text`, and return what it completes."""
-        known = len(self.found)
+        count = len(self.findings)
         self._follow(text)
-        return list(self.found)[known:]
+        return list(self.findings)[count:]
 
     def finish(self) -> list[Finding]:
         """Return what is found when no more text comes."""
-        known = len(self.found)
+        count = len(self.findings)
         for place in (self.view, *self.further):
             self._complete(place)
-        return list(self.found)[known:]
+        return list(self.findings)[count:]
 
     @property
     def free_to(self) -> int:
@@ -122,7 +122,7 @@ class EchoWatch(ReadingsWatch[_EchoPlace]):
             return
         if place.repeated_from < 0:
             place.repeated_from = place.start
-        self.found[Finding(RULE, place.repeated_from, place.end, SEVERITY)] = None
+        self.findings[Finding(RULE, place.repeated_from, place.end, SEVERITY)] = None
 
 
 def _plain(word: str) -> str:

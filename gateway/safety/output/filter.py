@@ -141,12 +141,12 @@ class AnswerOutcome:
 
     Attributes:
         policy: version of the policy that decided.
-        taken: count of findings by rule and action.
+        counts: count of findings by rule and action.
         moves: findings that the policy in dry run treats differently.
     """
 
     policy: str
-    taken: Mapping[tuple[str, Action], int]
+    counts: Mapping[tuple[str, Action], int]
     moves: Counter[Move]
 
 
@@ -255,11 +255,11 @@ class OutputFilter:
         # The end of the answer was not read by all token classifiers.
         if windows is not None and self._holds and windows.unread:
             truncated = True
-        shown = self._after(self._redactor.finish(truncated))
+        text = self._after(self._redactor.finish(truncated))
         if windows is not None and self._holds:
             # What no token classifier has read does not show.
             self._redactor.shown_to = min(self._redactor.shown_to, windows.known_to)
-        return shown + (self._restorer.finish() if self._restorer is not None else "")
+        return text + (self._restorer.finish() if self._restorer is not None else "")
 
     def review(self) -> TextDecision:
         """Decide about the answer so far by all rules, including those that only flag."""
@@ -269,22 +269,22 @@ class OutputFilter:
         """Return the findings in the whole answer; call it at the end. Computed once."""
         if self._outcome is None:
             decision = self.review()
-            taken = Counter((finding.rule, finding.action) for finding in decision.taken)
+            counts = Counter((finding.rule, finding.action) for finding in decision.actions)
             moves = self._rehearsed(decision)
-            self._outcome = AnswerOutcome(self._shared.version, taken, moves)
+            self._outcome = AnswerOutcome(self._shared.version, counts, moves)
         return self._outcome
 
     def _rehearsed(self, decision: TextDecision) -> Counter[Move]:
         if self._trial is None or self._counts is None:
             return Counter()
         trial = self._trial.review(self.raw, self._others())
-        moves = moves_of(decision.taken, trial.taken)
+        moves = moves_of(decision.actions, trial.actions)
         self._counts.add(moves, (decision.text, decision.blocked) != (trial.text, trial.blocked))
         return moves
 
     def _others(self) -> list[Finding]:
         """Return what was found by others than rules."""
-        return [*self.entities, *(() if self._echo is None else self._echo.found)]
+        return [*self.entities, *(() if self._echo is None else self._echo.findings)]
 
     def _after(self, text: str) -> str:
         return self._restorer.push(text) if self._restorer is not None and text else text

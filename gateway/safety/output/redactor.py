@@ -169,9 +169,9 @@ class Redactor:
             edits = [edit for edit in edits if edit.start < shown_to]
             pending = pending[:shown_to]
             self.shown_to = self.decided + shown_to
-        shown = self._show(pending, edits)
+        text = self._show(pending, edits)
         self.decided = self._watch.end
-        return shown
+        return text
 
     def finish_unscanned(self) -> str:
         """Return the rest of a text in which every value is known, see `is_known`."""
@@ -228,10 +228,10 @@ class Redactor:
         if cut <= 0:
             return ""
         edits = self._edits(pending[:cut], [f for f in findings if f.start < cut])
-        shown = self._show(pending[:cut], edits)
+        text = self._show(pending[:cut], edits)
         self._pending = [pending[cut:]]
         self._inside_chain = True
-        return shown
+        return text
 
     def _reach(self) -> int:
         """Return the length of the text before the end that may hold, or decide about, a match."""
@@ -280,7 +280,7 @@ class Redactor:
         if self._inside_chain:
             return least
         if APART.search(context):
-            return len(context)  # a sequence or an escape may reach into `held`
+            return len(context)  # a sequence or an escape may reach into `pending`
         least = min(max(1, least), len(context))
         for chars in range(least, min(len(context), _CONTEXT_CHARS)):
             behind = context[len(context) - chars :]
@@ -298,11 +298,11 @@ class Redactor:
         if decision.edits and decision.edits[-1].action is Action.BLOCK:
             last = decision.edits[-1]
             blocking = (
-                taken.rule
-                for taken in decision.taken
-                if taken.action is Action.BLOCK
-                and taken.start < last.end
-                and taken.end > last.start
+                finding.rule
+                for finding in decision.actions
+                if finding.action is Action.BLOCK
+                and finding.start < last.end
+                and finding.end > last.start
             )
             self.stopped = tuple(dict.fromkeys(blocking))
         return decision.edits
@@ -356,7 +356,7 @@ class AssembledFilter:
         self._rules = rules
         self._placeholders = Placeholders()
         self._written: list[str] = []
-        self._known = 0, frozenset[str]()
+        self._known_values = 0, frozenset[str]()
         """Number of parts that were written, and the values in them that rules would edit."""
         self._text, self._reasoning = (
             Redactor(rules, self._placeholders, self._is_known) for _ in range(2)
@@ -404,7 +404,7 @@ class AssembledFilter:
 
     def _is_known(self, value: str) -> bool:
         """Return whether `value` was let pass: it is (part of) a finding in the answer as it was written."""
-        size, values = self._known
+        size, values = self._known_values
         # The answer has grown since it was scanned.
         if size != len(self._written):
             written = "".join(self._written)
@@ -413,5 +413,5 @@ class AssembledFilter:
             values = frozenset(
                 written[finding.start : finding.end] for finding in findings if edits(finding.rule)
             )
-            self._known = 1, values
+            self._known_values = 1, values
         return any(value in finding for finding in values)

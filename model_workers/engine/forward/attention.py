@@ -38,12 +38,12 @@ class ModelInputs:
 
     Attributes:
         tokens, positions: One per packed token.
-        wanted: Packed indices whose logits are wanted.
+        logits_indices: Packed indices whose logits are wanted.
     """
 
     tokens: Tensor
     positions: Tensor
-    wanted: Tensor
+    logits_indices: Tensor
 
 
 class Attention(Protocol):
@@ -259,11 +259,11 @@ class PagedAttention:
             [PrefillAttention(chunk, shape, self.cache) for chunk in step.long]
             for shape in self._shapes
         ]
-        arrays = (step.tokens, step.positions, step.wanted, step.blocks, step.offsets)
-        tokens, positions, wanted, self._blocks, self._offsets = (
+        arrays = (step.tokens, step.positions, step.logits_indices, step.blocks, step.offsets)
+        tokens, positions, logits_indices, self._blocks, self._offsets = (
             on_device(array, self.cache.device) for array in arrays
         )
-        return ModelInputs(tokens, positions, wanted)
+        return ModelInputs(tokens, positions, logits_indices)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float
@@ -323,7 +323,7 @@ class CachedModel(PagedModel):
         if blocks:
             self._attention.cache.clear(blocks)
 
-    def _known(self, tokens: Tensor) -> Tensor:
+    def _resolve_tokens(self, tokens: Tensor) -> Tensor:
         """Return tokens with those that `feed` has kept in their places."""
         if not self._reads_drawn:
             return tokens

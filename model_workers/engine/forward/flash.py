@@ -93,24 +93,24 @@ class FlashLayout:
     """The arrays of a step for the kernel, on the host (`Ints`) or on the device (`Tensor`).
 
     Attributes:
-        wide: Tokens, positions, slots and wanted, one after the other, 64 bits.
+        wide: Tokens, positions, slots and logits indices, one after the other, 64 bits.
         narrow: Ends of queries and of keys (each from 0), keys of each row, block tables; 32 bits.
-        tokens, wanted, rows: Their numbers.
+        tokens, logits_count, rows: Their numbers.
         longest_query, longest_keys: Maximum of a row.
     """
 
     wide: Any
     narrow: Any
     tokens: int
-    wanted: int
+    logits_count: int
     rows: int
     longest_query: int
     longest_keys: int
 
     def inputs(self) -> ModelInputs:
         """Return the model's inputs."""
-        tokens, positions, _, wanted = self._wide()
-        return ModelInputs(tokens, positions, wanted)
+        tokens, positions, _, logits_indices = self._wide()
+        return ModelInputs(tokens, positions, logits_indices)
 
     def slots(self) -> Tensor:
         """Return where keys and values are written."""
@@ -126,7 +126,7 @@ class FlashLayout:
 
     def _wide(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         parts: tuple[Tensor, Tensor, Tensor, Tensor] = self.wide.split(
-            [self.tokens, self.tokens, self.tokens, self.wanted]
+            [self.tokens, self.tokens, self.tokens, self.logits_count]
         )
         return parts
 
@@ -143,10 +143,10 @@ def lay_out(chunks: Sequence[SequenceChunk], block_tokens: int) -> FlashLayout:
         table[row, : len(place.blocks)] = place.blocks
     slots = step.blocks * block_tokens + step.offsets
     return FlashLayout(
-        wide=np.concatenate((step.tokens, step.positions, slots, step.wanted)),
+        wide=np.concatenate((step.tokens, step.positions, slots, step.logits_indices)),
         narrow=_narrow(queries, keys, table),
         tokens=len(step.tokens),
-        wanted=len(step.wanted),
+        logits_count=len(step.logits_indices),
         rows=len(places),
         longest_query=int(queries.max()),
         longest_keys=int(keys.max()),
@@ -175,7 +175,7 @@ def lay_out_decode(
         wide=wide.ravel(),
         narrow=_narrow(np.ones(rows, dtype=np.int64), wide[1] + 1, table),
         tokens=rows,
-        wanted=rows,
+        logits_count=rows,
         rows=rows,
         longest_query=1,
         longest_keys=width * block_tokens,
@@ -298,8 +298,8 @@ class DecodeGraphs:
         logits_count = sum(chunk.logits for chunk in chunks)
         if logits_count in (0, tokens):
             return captured.logits[:logits_count]
-        wanted = pack(chunks, self._attention.cache.block_tokens).wanted
-        return captured.logits.index_select(0, on_device(wanted, captured.logits.device))
+        indices = pack(chunks, self._attention.cache.block_tokens).logits_indices
+        return captured.logits.index_select(0, on_device(indices, captured.logits.device))
 
     def _laid_out(self, chunks: Sequence[SequenceChunk], size: int) -> FlashLayout:
         cache = self._attention.cache

@@ -198,7 +198,7 @@ def run(model: Any, attend: Callable[[AttentionCall], Tensor], inputs: ModelInpu
             input_ids=inputs.tokens[None],
             position_ids=inputs.positions[None],
             use_cache=False,
-            logits_to_keep=inputs.wanted,
+            logits_to_keep=inputs.logits_indices,
         )
     finally:
         _attend.reset(token)
@@ -317,7 +317,7 @@ class HubModel(CachedModel):
     @override
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         inputs = self._attention.begin(chunks)
-        inputs = replace(inputs, tokens=self._known(inputs.tokens))
+        inputs = replace(inputs, tokens=self._resolve_tokens(inputs.tokens))
         return run(self._model, self._attend, inputs).float()
 
     def _attend(self, call: AttentionCall) -> Tensor:

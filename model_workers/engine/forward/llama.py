@@ -60,8 +60,8 @@ class FusedLayer:
         def linear(*names: str) -> Linear:
             """Join linear layers of the same input into one."""
             weight = torch.cat([tensors.pop(f"{prefix}{name}.weight") for name in names])
-            found = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
-            biases = [bias for bias in found if bias is not None]
+            candidates = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
+            biases = [bias for bias in candidates if bias is not None]
             return make_linear(weight, torch.cat(biases) if biases else None, quantization)
 
         def norm(name: str) -> RmsNorm:
@@ -117,7 +117,7 @@ class FusedModel(CachedModel):
             self._graphs.capture(tokens)
 
     def _compute(self, inputs: ModelInputs) -> Tensor:
-        tokens, positions = self._known(inputs.tokens), inputs.positions
+        tokens, positions = self._resolve_tokens(inputs.tokens), inputs.positions
         count = len(tokens)
         if count == 1 and isinstance(self._head, PackedLinear):
             # Such layers compute a single row twice (see linear.py); doubling it once is cheaper.
@@ -127,8 +127,8 @@ class FusedModel(CachedModel):
         for layer in self._layers:
             hidden = self._attended(layer, hidden, rotate, count)
             hidden = self._transformed(layer, hidden)
-        wanted = self._norm(hidden.index_select(0, inputs.wanted))
-        logits: Tensor = self._head(wanted)
+        hidden_rows = self._norm(hidden.index_select(0, inputs.logits_indices))
+        logits: Tensor = self._head(hidden_rows)
         return logits.float()
 
     def _attended(

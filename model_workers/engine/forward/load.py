@@ -145,13 +145,13 @@ def _check_quantization(quantization: str, device: torch.device) -> None:
             )
 
 
-def find_context(path: str, config: Mapping[str, Any], wanted: int | None) -> int:
+def find_context(path: str, config: Mapping[str, Any], tokens: int | None) -> int:
     """Return the context length: the wanted one, up to that of the model's config.json as a gateway reads it.
 
     Args:
         path: Folder or hub id.
         config: The configuration as transformers reads it, for what the file does not say.
-        wanted: The setting, if any.
+        tokens: The setting, if any.
 
     Raises:
         SettingsError: It is longer than the model's, or neither is known.
@@ -159,8 +159,8 @@ def find_context(path: str, config: Mapping[str, Any], wanted: int | None) -> in
     file = Path(path, CONFIG)
     file_limit = computed_context_of(read_json(file)) if file.is_file() else None
     limit = file_limit or computed_context_of(config)
-    if not limit and wanted is None:
+    if not limit and tokens is None:
         raise SettingsError(f"{path}: set context_tokens, the model names none")
-    if limit and wanted is not None and wanted > limit:
-        raise SettingsError(f"{path}: context_tokens is {wanted}, the model allows at most {limit}")
-    return wanted or limit or 0
+    if limit and tokens is not None and tokens > limit:
+        raise SettingsError(f"{path}: context_tokens is {tokens}, the model allows at most {limit}")
+    return tokens or limit or 0

@@ -41,7 +41,7 @@ class PackedStep:
     Attributes:
         tokens, positions: One per packed token.
         blocks, offsets: Where each token's key and value are written.
-        wanted: Packed indices whose logits are wanted, in the order of the given chunks.
+        logits_indices: Packed indices whose logits are wanted, in the order of the given chunks.
         short: Chunks of few tokens, which fill the first `short_tokens` places.
         long: The other chunks.
     """
@@ -50,7 +50,7 @@ class PackedStep:
     positions: Ints
     blocks: Ints
     offsets: Ints
-    wanted: Ints
+    logits_indices: Ints
     short: tuple[PackedChunk, ...]
     long: tuple[PackedChunk, ...]
     short_tokens: int
@@ -76,7 +76,7 @@ def pack(chunks: Sequence[SequenceChunk], block_tokens: int) -> PackedStep:
         positions=positions,
         blocks=_blocks(packed, block_tokens),
         offsets=positions % block_tokens,
-        wanted=_ints(chain.from_iterable(range(end - logits, end) for end, logits in ends)),
+        logits_indices=_ints(chain.from_iterable(range(end - logits, end) for end, logits in ends)),
         short=short,
         long=tuple(packed[len(short) :]),
         short_tokens=sum(span.count for span in short),

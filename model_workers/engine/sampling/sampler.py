@@ -93,7 +93,7 @@ class PendingDraw:
         logprobs = logprobs_of(self._scores, list(chain.from_iterable(self._places)))
         tokens = zip(token_ids, logprobs, strict=True)
         return [
-            _taken(request, positions, list(islice(tokens, len(positions))))
+            _accept_tokens(request, positions, list(islice(tokens, len(positions))))
             for request, positions in zip(self._requests, self._places, strict=True)
         ]
 
@@ -168,7 +168,7 @@ def _most_probable(state: SamplingState, token_id: int) -> DrawResult:
     return DrawResult((token_id,))
 
 
-def _taken(
+def _accept_tokens(
     request: DrawRequest, positions: Sequence[SamplingPosition], tokens: Sequence[Token]
 ) -> DrawResult:
     """Return the accepted tokens of a sequence's positions: up to the first that is not the drafted one."""

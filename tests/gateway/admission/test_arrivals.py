@@ -61,7 +61,7 @@ async def test_the_wait_for_others_is_not_the_messages_own() -> None:
 
 def test_what_is_too_large_alone_leaves_nothing_behind() -> None:
     held = arrivals().bytes
-    with held.held("acme", 0) as keep:
+    with held.hold("acme", 0) as keep:
         with pytest.raises(Overloaded):
             keep(128 * MIB + 1)
         keep(5)

@@ -192,10 +192,10 @@ async def test_busy_tenant_delays_another_by_one_slot() -> None:
 
 async def test_texts_of_a_tenant_are_bounded_together() -> None:
     texts = new_limiter().texts
-    with texts.held("acme", 7_999), texts.held("acme", 1):
-        with pytest.raises(Overloaded, match="8000 texts of your tenant"), texts.held("acme"):
+    with texts.hold("acme", 7_999), texts.hold("acme", 1):
+        with pytest.raises(Overloaded, match="8000 texts of your tenant"), texts.hold("acme"):
             pytest.fail("there was room")
-        with texts.held("other", 1):
+        with texts.hold("other", 1):
             pass
         assert texts.counts == {"acme": 8000}
     assert not texts.counts

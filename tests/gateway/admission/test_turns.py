@@ -37,7 +37,7 @@ async def test_next_slot_goes_to_the_longest_waiting_tenant() -> None:
     slots, order = TenantSlots(1), list[str]()
 
     async def hold(tenant: str, name: str) -> None:
-        async with slots.held(tenant):
+        async with slots.hold_slot(tenant):
             order.append(name)
             await asyncio.sleep(0)
 

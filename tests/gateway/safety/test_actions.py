@@ -145,7 +145,7 @@ def test_order_does_not_matter_and_nothing_redacted_shows(
     assert edited(text, decision.edits) == decision.text
     hidden = {
         char
-        for one in decision.taken
+        for one in decision.actions
         if one.action in {Action.REDACT, Action.REMOVE, Action.BLOCK}
         for char in text[one.start : one.end]
     }

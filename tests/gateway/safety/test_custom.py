@@ -64,7 +64,7 @@ def test_rules_count_in_prompts(
 ) -> None:
     inspection = RequestInspection(policy(name), [text])
     inspection.decide()
-    (taken,) = inspection.taken
+    (taken,) = inspection.actions
     own = [one for one in taken if one.rule.startswith("custom.")]
     assert (inspection.edited, {one.rule: one.action for one in own}) == ([shown], actions)
     assert all(one.severity is Severity.HIGH for one in own)

@@ -55,7 +55,7 @@ def test_answers_are_counted_and_left_alone() -> None:
     assert answer is not None
     assert answer.push(f"pay {IBAN}, zebra") + answer.finish() == "pay <IBAN_1>, zebra"
     outcome = answer.outcome()
-    assert outcome.taken == {("pii.iban", Action.REDACT): 1}
+    assert outcome.counts == {("pii.iban", Action.REDACT): 1}
     assert move_labels(outcome.moves) == ["deny.list:none>flag", "pii.iban:redact>block"]
     assert counts(made) == (1, 1)
 

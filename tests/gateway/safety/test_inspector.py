@@ -45,7 +45,7 @@ def inspect_all(
 ) -> tuple[list[Inspected], RequestInspection]:
     made = RequestInspection(inspector().choose("default", labels or {}), texts)
     made.decide()
-    return list(map(Inspected, made.edited, made.taken)), made
+    return list(map(Inspected, made.edited, made.actions)), made
 
 
 def inspect(text: str, labels: dict[str, str] | None = None) -> Inspected:

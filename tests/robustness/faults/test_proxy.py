@@ -29,7 +29,7 @@ async def proxy() -> AsyncIterator[Proxy]:
     """A proxy in front of a server that echoes."""
     target = free_port()
     server = await asyncio.start_server(echo, LOOPBACK, target)
-    async with Proxy(target, free_port(taken={target})) as one, asyncio.timeout(BOUND_S):
+    async with Proxy(target, free_port(used_ports={target})) as one, asyncio.timeout(BOUND_S):
         yield one
     server.close()
 

@@ -94,7 +94,7 @@ def test_what_an_outcome_leads_to(
     checks = Checks([guard(**keys)])
     decided = checks.decide(checks.begin()[0], outcome)
     assert decided is not None
-    assert dict(decided.taken) == {f"guard.g.{name}": action for name, action in taken.items()}
+    assert dict(decided.actions) == {f"guard.g.{name}": action for name, action in taken.items()}
     strongest = max(taken, key=lambda name: taken[name])
     assert (decided.rules, decided.action) == ((f"guard.g.{strongest}",), taken[strongest])
 

@@ -63,7 +63,7 @@ def test_word_has_the_label_of_its_first_token() -> None:
 
 def test_categories_and_the_threshold_leave_out_the_rest() -> None:
     text, tags = "Anna Smith in Berlin", "B-PER/90 I-PER/40 O B-LOC/99"
-    assert read(text, tags, wanted=("LOC",)) == [("ner.loc", "Berlin")]
+    assert read(text, tags, categories=("LOC",)) == [("ner.loc", "Berlin")]
     assert read(text, tags, threshold=0.7) == [("ner.loc", "Berlin")]
     assert len(read(text, tags, threshold=0.6)) == 2
 

@@ -111,7 +111,7 @@ def test_repetition_is_found_as_it_is_read(disguise: str, action: Action, length
     text = f"Well: {disguise}. Then more words \\u0061nd an end\\"
     parts = [text[at : at + length] for at in range(0, len(text), length)]
     shown = "".join(map(made.push, parts)) + made.finish()
-    (found,) = watch.found
+    (found,) = watch.findings
     start, end = found.span
     assert text[start:].lower().startswith(("zebr", "ze", "z", "ｚ"))
     if action is Action.BLOCK:

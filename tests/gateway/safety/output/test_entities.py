@@ -106,7 +106,7 @@ def test_name_inside_an_address_is_one_finding() -> None:
     text = "Write to anna.Smith@example.org and to Anna Smith."
     shown, reader = stream(rules, list(text), 0)
     assert shown == "Write to <EMAIL_1> and to <PER_1>."
-    assert [one.action for one in reader.filter.review().taken].count(Action.REDACT) == 3
+    assert [one.action for one in reader.filter.review().actions].count(Action.REDACT) == 3
 
 
 def test_a_name_at_the_end_of_a_window_is_left_to_the_next() -> None:
@@ -146,7 +146,7 @@ def test_flagged_entities_delay_nothing_and_are_recorded() -> None:
     reader = Reader(rules_of("{ner.*: flag}"))
     assert reader.push(["Anna is here "]) == "Anna is here "
     assert reader.finish() == ""
-    taken = reader.filter.review().taken
+    taken = reader.filter.review().actions
     assert [(one.rule, one.action) for one in taken] == [("ner.per", Action.FLAG)]
 
 

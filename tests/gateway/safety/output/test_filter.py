@@ -107,7 +107,7 @@ def test_a_stop_ends_the_answer(rules: OutputRules, text: str, shown: str, rule:
     told, _, filter_ = stream(rules, text)
     assert (told, filter_.stopped) == (shown, (rule,))
     assert filter_.push("more") + filter_.finish() == ""
-    assert filter_.outcome().taken[rule, Action.BLOCK] == 1
+    assert filter_.outcome().counts[rule, Action.BLOCK] == 1
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_cut_answer_shows_no_half_secret() -> None:
 def test_the_review_of_a_whole_answer_reports_flags() -> None:
     shown, _, filter_ = stream(shared(actions={"pii.*": "flag"}), "mail a@b.co")
     assert shown == "mail a@b.co"
-    assert [one.rule for one in filter_.review().taken] == ["pii.email"]
+    assert [one.rule for one in filter_.review().actions] == ["pii.email"]
 
 
 PARTS = ("<EMAIL_1>", "<NAME_1>", "<EMAIL_", "1>", "<", "x", "<NAME_2>", ">")
