@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from jobs.answers import input_hash
-from jobs.core.retry import FailureKind, failure_kind
+from jobs.core.retry import FailureKind, ItemRetryPolicy, failure_kind
 from jobs.core.split import split
 from jobs.core.window import BLOCK, BLOCK_BYTES
 from jobs.input import Template
@@ -90,7 +90,7 @@ async def open_stage(
         process: the process of the job.
         record: the job.
         stage: number of the stage.
-        metadata: of calls to gateways, which split texts.
+        metadata: of calls to gateways, which find the tokens by which texts are split.
         skipped: items at the start to leave out, for a job without stages.
     """
     parts = StageSource(process, record, stage, metadata) if record.job.spec.stages else None
@@ -248,18 +248,29 @@ class StageSource:
         return int(min(self._stage.split_tokens or free, free))
 
     async def _call_gateway(self, method: Any, request: Any) -> Any:
-        """Call a gateway; try again while none responds or has capacity, for `GATEWAY_S`."""
-        metadata = (*self.metadata, *self.process.gateways.metadata)
+        """Call a gateway; try again for `GATEWAY_S` while none has capacity, and a few times after transient errors.
 
-        async def call() -> Any:
+        Raises:
+            TransportUnavailable: No gateway can be reached or has capacity.
+            SluiceError: Another error, a timeout too, came too often, or no try can succeed.
+        """
+        metadata, retries = (
+            (*self.metadata, *self.process.gateways.metadata),
+            ItemRetryPolicy.retries,
+        )
+
+        async def call_once() -> Any:
+            nonlocal retries
             try:
                 return await method(request, metadata=metadata, timeout=LOOKUP_S)
-            except grpc.aio.AioRpcError as failed:
-                error = error_of(failed)
-            if failure_kind(error) is FailureKind.NO_CAPACITY:
-                raise TransportUnavailable(error.message) from error
-            raise error
+            except grpc.aio.AioRpcError as rpc_error:
+                error = error_of(rpc_error)
+            kind = failure_kind(error)
+            retries -= kind is FailureKind.TRANSIENT
+            if kind is FailureKind.PERMANENT or retries < 0:
+                raise error
+            raise TransportUnavailable(error.message) from error
 
         return await patiently(
-            call, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
+            call_once, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
         )

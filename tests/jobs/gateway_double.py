@@ -37,6 +37,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         answer: of a prompt.
         hold: set: answers go; cleared: they wait, those of prompts that are `held`.
         in_flight_most: of all items at the same time.
+        split_errors: of the next calls of FindTokenEnds, the last one first.
         work: what each item took of a worker; None: nothing is known.
         keys: API keys that calls of items named.
     """
@@ -54,6 +55,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         self.tenants: set[str] = set()
         self.keys: set[str] = set()
         self.cached_tokens = 0
+        self.split_errors: list[grpc.StatusCode] = []
         self.work: ItemWork | None = None
 
     async def __aenter__(self) -> Self:
@@ -77,6 +79,8 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         return pb.CountTokensResponse(token_count=count, context_tokens=self.context, model="echo")
 
     async def FindTokenEnds(self, request: Any, context: Any) -> FindTokenEndsResponse:
+        if self.split_errors:
+            await context.abort(self.split_errors.pop(), "not now")
         ends = [match.end() for match in re.finditer(r"\s*\S+", request.text)]
         return FindTokenEndsResponse(ends=ends)
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from grpc import StatusCode
 
 from sluice import errors
 from sluice.v1 import jobs_pb2 as pb
@@ -92,6 +93,31 @@ async def test_a_document_with_a_part_that_fails_is_a_dead_letter(
     assert (job.progress.succeeded, job.progress.dead, job.progress.bad_lines) == (1, 2, 1)
     with pytest.raises(errors.WrongJobState, match="reuse_job_ids"):
         await processes.retry(job.id)
+
+
+@pytest.mark.parametrize(
+    ("code", "errors_in_a_row", "reasons"),
+    [
+        (StatusCode.DEADLINE_EXCEEDED, 3, [""]),
+        (StatusCode.INTERNAL, 3, [""]),
+        (StatusCode.INTERNAL, 4, ["INTERNAL"]),
+        (StatusCode.UNAVAILABLE, 9, [""]),
+    ],
+)
+async def test_texts_are_split_again_after_errors_that_may_pass(
+    processes: Processes,
+    gateway: GatewayDouble,
+    monkeypatch: pytest.MonkeyPatch,
+    code: StatusCode,
+    errors_in_a_row: int,
+    reasons: list[str],
+) -> None:
+    monkeypatch.setattr("jobs.stages.RETRY_AFTER_S", 0.0)
+    gateway.split_errors = [code] * errors_in_a_row
+    await processes.start()
+    job = await processes.create(documents(words(3)), stages=[MAP, REDUCE])
+    await processes.ended(job.id)
+    assert [one.error.reason for one in await processes.results(job.id)] == reasons
 
 
 async def test_answers_that_never_get_shorter_are_dead_letters(
