@@ -83,7 +83,7 @@ class Workers:
     """What a worker is, and the mesh around it."""
 
     config: Path | None = Option(
-        None, help='YAML file: its policy, called "config" here, weights of tenants, and limits.'
+        None, help='YAML file: its policy, called "config" here, and weights of tenants.'
     )
     cost: str = Option(
         "large-cpu",
@@ -116,7 +116,7 @@ class Workers:
     def setups(
         self, policies: str, model: str | None, workers: int = 1, until_s: float | None = None
     ) -> "dict[str, Setup]":
-        """Return the simulations by name of policy, in the order in which they were named."""
+        """Return the simulations by policy, or by "engine/policy" if both engines are compared, in the order named."""
         from simulator.engines import EngineLimits
         from simulator.simulator import Setup
         from sluice import settings
@@ -227,8 +227,8 @@ def simulate(
     traffic: Traffic,
     policies: str = Option(
         "continuous",
-        help='Policies of the batcher to compare; "all": each preset on both engines, on a mixed '
-        "trace unless one is named.",
+        help='Policies of the batcher to compare; "all": each preset on both engines, or on that '
+        "of --engine, on a mixed trace unless one is named.",
         metavar="A,B,C|all",
     ),
     workers: int = Option(1, help="", min=1, max=4096),
@@ -243,8 +243,8 @@ def simulate(
     """Replay traffic in virtual time, and compare batching policies.
 
     Recorded or generated traffic runs through the batcher's own code. Prints time to first token and latency per
-    class, goodput under the SLOs, the longest wait, padding, utilization and cost. `--policies all` compares all
-    policies on the paged engine and on `engine: generate` in one table.
+    class, goodput under the SLOs, the longest wait, padding, utilization and cost. `--policies all` prints one short
+    table instead: all policies, on both engines unless `--engine` names one; nothing is refused then.
     """
     from simulator.results import summarize
     from simulator.simulator import simulate as run
@@ -264,15 +264,14 @@ def simulate(
 
 
 def show_comparison(summaries: "Mapping[str, Summary]") -> None:
-    """Print one row for each policy: all requests, and the first tokens of interactive ones."""
-    urgent = "interactive p50", "p95"
-    headers = ("policy", "padding", "tokens/s", "ttft p50", "p95", "total p50", "p95", *urgent)
+    """Print a row for each engine and policy: times of all requests, and first tokens of interactive ones."""
+    interactive = "interactive p50", "p95"
+    headers = ("policy", "padding", "tokens/s", "ttft p50", "p95", "total p50", "p95", *interactive)
     rows = []
     for name, s in summaries.items():
         first = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)
-        times = [s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95]
-        times += [None, None] if first is None else [first.p50, first.p95]
-        cells = (None if time is None else f"{time:.3f}" for time in times)
+        columns = (s.ttft_s, s.latency_s, first)
+        cells = (one and f"{getattr(one, p):.3f}" for one in columns for p in ("p50", "p95"))
         rows.append((name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *cells))
     output.write_table(headers, rows)
 

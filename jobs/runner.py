@@ -149,7 +149,7 @@ class JobRunner:
             span.set_attributes({names.JOB_ID: self.job, names.TENANT: self.tenant})
             key = ((KEY_METADATA, self.record.key_id),) if self.record.key_id else ()
             metadata = ((TENANT_METADATA, self.tenant), *key, *headers_of(span).items())
-            # Each pass is one attempt at a stage; an outage of JetStream repeats it from the log.
+            # Each pass is one attempt at a stage; an outage of JetStream or of all gateways repeats it from the log.
             while self.record.stage < stages_of(self.record):
                 try:
                     self._process.quotas.check_bytes(self.tenant, "results")

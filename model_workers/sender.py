@@ -1,6 +1,7 @@
 """Sends reports to batchers on their channels, and ends their other requests.
 
-Sending blocks for a round trip through shared memory. That must not delay the engine, so it has a thread of its own.
+In Triton, sending blocks for a round trip through shared memory. That must not delay the engine, so it has a thread of
+its own.
 
 If the engine hangs, its channels are ended and batchers send their tasks elsewhere. The engine may recover and serve
 new channels; if it does not, the process ends.
@@ -174,7 +175,10 @@ class Sender:
         channel = due.channel
         cancelled = due.is_heartbeat and channel.responses.is_cancelled()
         if cancelled or not self._try(lambda: channel.responses.send(due.report)):
-            logger.info("channel of batcher %s was cancelled", channel.batcher)
+            logger.info(
+                "lost the channel of batcher %s: it was cancelled, or a report could not be sent",
+                channel.batcher,
+            )
             self._lose(channel)
 
     def _lose(self, channel: Channel) -> None:
@@ -186,7 +190,7 @@ class Sender:
             self._try(channel.responses.close)
 
     def _try(self, send: Callable[[], None]) -> bool:
-        """Call `send`; return False if Triton refused the response because its request is gone."""
+        """Call `send`; log an exception, such as that of a request that is gone, and return False."""
         try:
             send()
         except Exception:

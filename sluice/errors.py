@@ -271,7 +271,7 @@ class ModelUnavailable(SluiceError, code=StatusCode.UNAVAILABLE, reason="MODEL_U
 class TransportUnavailable(
     SluiceError, code=StatusCode.UNAVAILABLE, reason="TRANSPORT_UNAVAILABLE"
 ):
-    """NATS does not take the task."""
+    """NATS, or another service that is needed, does not respond; try again."""
 
     default_retry_s: ClassVar[float | None] = RETRY_AFTER_S
 

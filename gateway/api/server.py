@@ -2,8 +2,8 @@
 
 `grpc.health.v1` shows the readiness of the service and of every model (docs/internals/wire.md, Readiness). The service
 is ready while it can answer something: if a guard, a classifier or one of several models is missing, only the requests
-that need it fail. `tasks.<name>` is SERVING while requests may send tasks to that version of a model; whoever ends
-replaced workers waits for that.
+that need it fail. `tasks.<name>` is SERVING while requests may send tasks to that version of a model; the
+supervisor ends replaced workers once no gateway reports it.
 
 Reflection (https://github.com/grpc/grpc/blob/master/doc/server-reflection.md) is served as v1 and v1alpha, grpcio's own
 as v1alpha alone. Both versions have the same messages, so one servicer answers both.
@@ -31,7 +31,7 @@ from sluice.settings import Settings
 from sluice.startup import listening_at
 from sluice.tls import AUTHORITIES, server_credentials
 
-KEY: Final = "gateway.address"
+SETTING: Final = "gateway.address"
 """The setting of the address, for errors."""
 SERVICE: Final = "sluice.v1.InferenceService"
 _V1: Final = "grpc.reflection.v1.ServerReflection"
@@ -42,15 +42,15 @@ _CLOSE_S: Final = 1.0
 
 
 class GrpcServer:
-    """Serves what is added to `server`.
+    """The gateway's gRPC server: add services to `server`, then `bind`, `start` and `close` it, as `HttpServer`.
 
     Attributes:
         address: Its address, "host:port"; the port is known when it is bound.
-        server: The server of grpc.
+        server: The server of grpc.aio; services are added before `start`.
     """
 
     def __init__(self, settings: Settings, interceptor: CallInterceptor) -> None:
-        """Serve calls by `interceptor`."""
+        """Create the server, whose calls all pass `interceptor`."""
         self.address = settings.gateway.address
         self.server = grpc.aio.server(
             interceptors=[interceptor], options=_options(settings, interceptor.max_bytes)
@@ -61,10 +61,11 @@ class GrpcServer:
         """Open the port.
 
         Raises:
-            SetupError: The port is in use, or the address is not of this machine.
+            SetupError: The address is malformed, in use, not of this machine, or needs more rights.
+            SettingsError: A certificate is missing or invalid.
         """
         # Checked first: the error of gRPC does not say what is wrong.
-        listening_at(self.address, KEY, " or stop what uses it")
+        listening_at(self.address, SETTING, " or stop what uses it")
         tls = self._tls
         try:
             if tls.serving is None:
@@ -76,7 +77,7 @@ class GrpcServer:
                 credentials = server_credentials(tls.serving, client_cas)
                 bound = self.server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
-            raise SetupError(f"{KEY}: {self.address} cannot be served: {error}") from error
+            raise SetupError(f"{SETTING}: {self.address} cannot be served: {error}") from error
         self.address = f"{self.address.rpartition(':')[0]}:{bound}"
 
     async def start(self) -> None:
@@ -92,8 +93,8 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
     limits = settings.gateway
     return [
         *server_options(),
-        # gRPC accepts calls in order of arrival, whoever sent them: what a connection could not be given anyway
-        # waits at its client, and not in front of the calls of others.
+        # gRPC accepts calls in order of arrival, whoever sent them. Calls beyond twice what the gateway
+        # runs wait at their client, and not in front of the calls of others.
         ("grpc.max_concurrent_streams", 2 * limits.max_concurrent_requests),
         # More than the limit: a message a little above it gets a typed error with both numbers.
         ("grpc.max_receive_message_length", limits.max_message_bytes + max_bytes),

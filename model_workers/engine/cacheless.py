@@ -1,4 +1,4 @@
-"""Engines without a KV cache, which only slots limit: their base classes, and the echo engine."""
+"""Engines that use no KV blocks, so that slots limit them and no cache: their base classes, and the echo engine."""
 
 from abc import abstractmethod
 from collections import abc
@@ -70,8 +70,8 @@ class WholeTextEngine(CachelessEngine):
 class EchoEngine(CachelessEngine):
     """An engine without a model: repeats the prompt's tokens up to max_tokens.
 
-    For load tests of everything around an engine: one token per sequence and step, and each step calls `pause` first.
-    Stop tokens do not end an echo, because chat templates put them into prompts.
+    For load tests of everything around an engine: one token per running sequence and step; each step calls `pause`
+    first. Stop tokens do not end an echo, because chat templates put them into prompts.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class EchoEngine(CachelessEngine):
         context_tokens: int,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
+        # Prompt tokens for all slots: `_answer` relies on prompts that are whole in one step.
         super().__init__(SequenceLimits(slots, max_waiting, context_tokens, slots * context_tokens))
         self._pause = pause
 

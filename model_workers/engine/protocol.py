@@ -209,7 +209,7 @@ class Engine(Protocol):
         """Cancel sequences; the next step reports their end. Unknown ones are ignored."""
 
     def step(self, now: float) -> list[SequenceStep]:
-        """Drop cancelled and late sequences, then compute one forward pass of all that have capacity."""
+        """End cancelled, late and complete sequences, compute a step of those with capacity; return what each got."""
 
     def abort(self, message: str) -> list[SequenceStep]:
         """End all sequences as RETURNED after `step` has raised. The engine is empty afterwards."""

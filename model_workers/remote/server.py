@@ -1,4 +1,4 @@
-"""Triton's inference protocol, as far as batchers use it, in front of a `Worker`.
+"""A gRPC server in place of Triton for remote workers: the protocol that batchers use, in front of a `Worker`.
 
 A request on a stream stays open until the worker ends it, and its responses are sent in order. As from Triton, a
 request may ask for an empty response when it has ended.
@@ -89,7 +89,7 @@ class ResponseStream:
 
 
 class StreamSender:
-    """The responses to one request on a stream; see `model_workers.channels.ResponseSender`."""
+    """Sends the responses to one request on a stream; a `model_workers.channels.ResponseSender`."""
 
     def __init__(self, stream: ResponseStream, request: service_pb2.ModelInferRequest) -> None:
         self._stream = stream
@@ -98,7 +98,7 @@ class StreamSender:
         stream.requests += 1
 
     def send(self, report: worker_pb2.StepReport) -> None:
-        """Send a report; raise `StreamLost` if the batcher accepts no more."""
+        """Queue a report, as `ResponseStream.write` does."""
         payload = report.SerializeToString()
         response = self._response()
         infer = response.infer_response
@@ -133,7 +133,7 @@ class WorkerService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ign
     async def ModelStreamInfer(
         self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: Context
     ) -> None:
-        """Serve a batcher's stream: its channel, or one batch."""
+        """Serve a batcher's stream: its channel, with batches, cancels and demand, or one traced batch."""
         traceparent = dict(context.invocation_metadata() or ()).get(TRACEPARENT, "")
         stream = ResponseStream(context)
         writing = asyncio.create_task(stream.serve())
