@@ -87,7 +87,7 @@ class Processes:
         found: dict[str, float] = {}
         alive: dict[int, str] = {}
         for root in self.mesh.state.processes:
-            for one in _family(root.pid):
+            for one in family(root.pid):
                 with contextlib.suppress(psutil.Error):  # it has just ended
                     name = root.name if one.pid == root.pid else f"{root.name}/{_module(one)}"
                     name = alive[one.pid] = self._known.get(one.pid, name)
@@ -124,12 +124,19 @@ class Processes:
         return {module: size for module, size in found if module in LIMITED}
 
 
-def _family(pid: int | None) -> list[psutil.Process]:
-    """A process with all its children; none while it does not run."""
+def family(pid: int | None) -> list[psutil.Process]:
+    """A process with all its children; none while it does not run.
+
+    A child that has not replaced its program yet is left out: it looks like a second process of its parent.
+    """
     if pid is None or not psutil.pid_exists(pid):
         return []
     parent = psutil.Process(pid)
-    return [parent, *parent.children(recursive=True)]
+    command, family = parent.cmdline(), [parent]
+    for child in parent.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            family += [child] if child.cmdline() != command else []
+    return family
 
 
 def _module(process: psutil.Process) -> str:
