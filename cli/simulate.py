@@ -206,7 +206,7 @@ def reported(where: str = "") -> Iterator[None]:
 
 
 def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Policy]":
-    """Policies by name, in the order they were named; "config" is the configuration's for `model`."""
+    """Return the policies by name, in the order of `names`; "config" is the configuration's for `model`."""
     from sluice.settings.batching import PRESETS, Policy
 
     by_name = {name: Policy.model_validate(name) for name in PRESETS}
@@ -265,8 +265,17 @@ def simulate(
 
 def show_comparison(summaries: "Mapping[str, Summary]") -> None:
     """Print a row for each engine and policy: times of all requests, and first tokens of interactive ones."""
-    interactive = "interactive p50", "p95"
-    headers = ("policy", "padding", "tokens/s", "ttft p50", "p95", "total p50", "p95", *interactive)
+    headers = (
+        "policy",
+        "padding",
+        "tokens/s",
+        "ttft p50",
+        "p95",
+        "total p50",
+        "p95",
+        "interactive p50",
+        "p95",
+    )
     rows = []
     for name, s in summaries.items():
         first = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)

@@ -84,7 +84,7 @@ async def open_stage(
     metadata: tuple[tuple[str, str], ...],
     skipped: int = 0,
 ) -> tuple[Source | None, AsyncIterator[Block]]:
-    """Return the items of a stage, and what reads the input for them; None if they come from a stage.
+    """Return what reads the input of a stage, None if its texts come from the stage before; and its items in blocks.
 
     Args:
         process: the process of the job.
@@ -92,6 +92,10 @@ async def open_stage(
         stage: number of the stage.
         metadata: of calls to gateways, which find the tokens by which texts are split.
         skipped: items at the start to leave out, for a job without stages.
+
+    Raises:
+        UploadUnknown: the upload was deleted.
+        TransportUnavailable: JetStream does not respond.
     """
     parts = StageSource(process, record, stage, metadata) if record.job.spec.stages else None
     if parts is not None and stage:
@@ -124,7 +128,13 @@ class StageSource:
         self._part_size = 0
 
     async def blocks(self, documents: AsyncIterator[Item]) -> AsyncIterator[Block]:
-        """Yield the parts of documents, `BLOCK` at a time or fewer that have `BLOCK_BYTES`."""
+        """Yield the parts of documents, `BLOCK` at a time or fewer that have `BLOCK_BYTES`.
+
+        Raises:
+            InvalidRequest: see `_parts`.
+            JobStopped: the model was removed.
+            TransportUnavailable: JetStream or no gateway responds.
+        """
         block, index, size = Block(), 0, 0
         async for document in documents:
             for item in await self._split(document):
@@ -269,7 +279,7 @@ class StageSource:
             retries -= kind is FailureKind.TRANSIENT
             if kind is FailureKind.PERMANENT or retries < 0:
                 raise error
-            raise TransportUnavailable(error.message) from error
+            raise TransportUnavailable(error.message)
 
         return await patiently(
             call_once, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S

@@ -22,6 +22,7 @@ from model_workers.shared_memory import make_shared_memory_private
 from model_workers.worker import InboxFull, Worker, notify
 from sluice.core_dumps import forbid_core_dumps
 from sluice.internal.v1 import worker_pb2
+from sluice.interpreter import freeze_heap
 from sluice.settings import ModelSettings
 from sluice.telemetry.environment import clean
 from sluice.telemetry.names import SERVICE_WORKER
@@ -81,6 +82,7 @@ class TritonPythonModel:
         self._worker = Worker(
             settings.name, engine, self._tracing.tracer, lambda: os._exit(1), changed
         )
+        freeze_heap()
         self._worker.start()
         logger.info("worker %s serves %s", self._worker.worker_id, settings.name)
 
@@ -95,7 +97,7 @@ class TritonPythonModel:
                 responses.refuse(str(error))
 
     def _end(self) -> None:
-        """Finalize when the parent has gone, unless the model is still loading."""
+        """Finalize on SIGTERM, unless the model is still loading."""
         if hasattr(self, "_worker"):
             self.finalize()
 

@@ -47,8 +47,8 @@ class Sender:
     ) -> None:
         """Create a sender.
 
-        - `on_lost`: Called with a batcher and a time (monotonic seconds) when its channel is gone since then.
-        - `on_hang`: Called when the engine does not recover.
+        - `on_lost`: Called by `run` with a batcher and the time (monotonic seconds) at which its channel was lost.
+        - `on_hang`: Called by `run` at each look at an engine that is overdue by more than `HANG_S`.
         - `backlog_wait_s`: See `BACKLOG_WAIT_S`.
         """
         self._backlog_wait_s = backlog_wait_s
@@ -61,7 +61,7 @@ class Sender:
         self._stopping = False
 
     def open(self, opening: worker_pb2.OpenChannel, responses: ResponseSender) -> None:
-        """Open or renew the channel of a batcher; end the older request."""
+        """Open or renew the channel of a batcher; end the request that it replaces, or this one if it is outdated."""
         with self._changed:
             older = self._channels.open(opening, responses, self._clock())
             if older is not None:
@@ -69,11 +69,12 @@ class Sender:
             self._changed.notify_all()
 
     def make_ready(self, batcher: str, epoch: int) -> None:
-        """Mark a channel as served by the engine; ignored if it was replaced."""
+        """Mark a channel as served by the engine; ignored if it was lost or replaced."""
         with self._changed:
             channel = self._channels.get(batcher, epoch)
             if channel is not None:
-                channel.ready = True
+                # What the channel before was granted is nothing to this one.
+                channel.ready, channel.grant = True, Grant()
                 channel.load_update_at = -math.inf
                 self._changed.notify_all()
 
@@ -83,9 +84,9 @@ class Sender:
             return self._channels.get(batcher, epoch) is not None
 
     def end(self, responses: ResponseSender, batch: worker_pb2.Batch | None = None) -> None:
-        """End a request that is no channel, after the reports that are due; its `batch` is expected on the channel.
+        """End a request that is no channel; its `batch` is expected on the channel.
 
-        Requests end on the sender's thread: batches that arrive meanwhile are larger then.
+        The sender's thread ends it, so that the caller does not wait for the round trip.
         """
         with self._changed:
             if batch is not None:
@@ -100,7 +101,7 @@ class Sender:
         admissions: Mapping[str, Sequence[worker_pb2.Admission]] = MappingProxyType({}),
         grants: Mapping[str, Grant] = MappingProxyType({}),
     ) -> None:
-        """Add the load after a step, its frames, the admissions before it and the grants, each by batcher."""
+        """Add the load after a step or commands, and by batcher the steps, admissions and grants."""
         now = self._clock()
         with self._changed:
             due_at = self._channels.next_due()

@@ -100,7 +100,7 @@ def parse_lengths(text: str) -> Lengths:
                 return Uniform(int(low), int(high))
             case "lognormal", [median, sigma, cap] if median >= 1 and sigma >= 0 and cap >= 1:
                 return Lognormal(median, sigma, int(cap))
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     raise SimulationError(
         f"{text!r} is no length in tokens: write 200, uniform/50/150 (bounds) or "
@@ -136,7 +136,11 @@ class ArrivalStream(ABC, BaseModel):
         """Yield ascending times of arrival below `seconds`, counted from `start_s`."""
 
     def arrivals(self, seconds: float, seed: int) -> Iterator[Arrival]:
-        """Yield the requests of the first `seconds` of the trace."""
+        """Yield the requests of the first `seconds` of the trace.
+
+        Raises:
+            SimulationError: there are more than `ARRIVALS_MAX`.
+        """
         if seconds <= self.start_s:
             return
         rng, mix = Random(seed), MIXES[self.lengths]
@@ -159,7 +163,11 @@ class ArrivalStream(ABC, BaseModel):
 
 
 def generate(streams: Sequence[ArrivalStream], seconds: float, seed: int) -> list[Arrival]:
-    """Return the trace of all streams together, in order of time."""
+    """Return the trace of all streams together, in order of time.
+
+    Raises:
+        SimulationError: nothing arrives, or more than `ARRIVALS_MAX` in one stream.
+    """
     arrivals = [
         arrival
         for number, stream in enumerate(streams)

@@ -1,7 +1,7 @@
 """Settings of the interpreter that keep the event loop of a process prompt (decision 0017).
 
-Every process imports this module first: collections during the imports find next to nothing and take a tenth of their
-time, so there are none until `freeze_heap`.
+Gateways, batchers, `jobs` and remote workers import `sluice.quick_start` first, which turns the collector off until
+`freeze_heap`; workers in Triton only freeze their heap.
 """
 
 import gc
@@ -15,8 +15,6 @@ them stops the loop for tens of milliseconds each second."""
 SWITCH_S: Final = 0.0005
 """How long a thread keeps the interpreter while another one waits for it, in seconds. Python's own 5 ms pass each time
 that the event loop wakes up beside a thread that inspects a long text."""
-
-gc.disable()
 
 
 def switch_threads_soon() -> None:

@@ -70,13 +70,16 @@ def resend(
 def pack_bundles(
     batcher: str, frames: Sequence[frame_pb2.Frame], task_refs: Sequence[frame_pb2.TaskRef]
 ) -> list[frame_pb2.FrameBundle]:
-    """Pack frames and acknowledgements for one gateway, in order, into messages that NATS accepts."""
+    """Pack frames and acknowledgements for one gateway, in order, into messages that NATS accepts.
+
+    A single frame is never split: its message may be too large.
+    """
     bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, pending=task_refs)
     # Halve what NATS would refuse; order within a request is kept, because halves are sent in order.
     few = max(len(frames), len(task_refs)) <= BUNDLE_FRAMES_MAX
     if (few and bundle.ByteSize() <= BUNDLE_BYTES_MAX) or len(frames) + len(task_refs) < 2:
         return [bundle]
-    half, refs_half = len(frames) // 2, len(task_refs) // 2
+    half, refs_half = (len(frames) + 1) // 2, len(task_refs) // 2
     return [
         *pack_bundles(batcher, frames[:half], task_refs[:refs_half]),
         *pack_bundles(batcher, frames[half:], task_refs[refs_half:]),
@@ -102,7 +105,7 @@ class _ForGateway:
 
 
 class Outbox:
-    """Messages to gateways, which sort frames by class: acknowledgements of requests, and frames in order."""
+    """Messages that wait for `take`: acknowledgements, and frames in order. Gateways take urgent frames first."""
 
     def __init__(self, batcher: str) -> None:
         self._batcher = batcher
@@ -114,25 +117,25 @@ class Outbox:
         return bool(self._gateways or self._resends)
 
     def acknowledge(self, request: QueuedRequest) -> None:
-        """Tell the gateway that this batcher has the request, unless it ends first."""
+        """Queue an acknowledgement that this batcher has the request; dropped if the request ends before `take`."""
         self._gateways[request.task.gateway].unacknowledged.append(request)
 
     def publish(self, request: QueuedRequest, frame: frame_pb2.Frame) -> None:
-        """Send a frame to the request's gateway."""
+        """Queue a frame for the request's gateway."""
         self._gateways[request.task.gateway].frames.append(frame)
 
     def forget(self, request: QueuedRequest) -> None:
-        """Send no more missing frames of a request."""
+        """Drop what `resend` queued for a request."""
         self._resends.pop(request.request_id, None)
 
     def resend(self, request: QueuedRequest, from_index: int) -> None:
-        """Send the frames that the gateway misses, from an index on."""
+        """Queue the frames that the gateway misses, from an index on."""
         # Several queries before one send: the earliest index covers all of them.
         _, earlier = self._resends.get(request.request_id, (request, from_index))
         self._resends[request.request_id] = (request, min(earlier, from_index))
 
     def take(self) -> list[tuple[str, frame_pb2.FrameBundle]]:
-        """Return gateway and message for everything since the last call; frames of a request stay in order."""
+        """Return gateway and message for everything since the last call: new frames in order, then the resent ones."""
         # Once for all queries: an answer may be long, and a gateway that lost many frames asks often.
         for request, from_index in self._resends.values():
             for frame in resend(request, from_index):

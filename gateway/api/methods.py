@@ -1,11 +1,11 @@
 """Methods of our gRPC services, as the server calls them: from the first byte of a call to its status.
 
-To gRPC every method is a stream of messages in both directions, so that nothing of a message is received before
+To gRPC every method takes a stream of messages, so that nothing of a message is received before
 `gateway.admission.arrivals` allows it. `CallInterceptor` chooses what serves a call; each class serves one shape of
 method:
 
 - `UnaryMethod`: one request; the answer is one message or a stream.
-- `StreamMethod`: many requests, which the method parses and counts itself: items, jobs, reflection.
+- `StreamMethod`: a stream of requests, which the method counts itself: items, all methods about jobs, reflection.
 - `HealthMethod`: one request of anybody, without credentials.
 
 Methods of our services get a `GrpcCall` in place of grpc's context. What they return leaves together with the status of
@@ -40,11 +40,11 @@ UNLIMITED: Final = methods_of(
 )
 """Methods without a limit by class: operators need them most when the limits are reached."""
 GENERATE: Final = "/sluice.v1.InferenceService/Generate"
-"""The stream that knows its last message."""
+"""The streaming method that returns its last message."""
 HEALTH: Final = "/grpc.health.v1.Health/"
 """How the methods of the health service begin."""
 METHODS_MAX: Final = 256
-"""Methods whose handlers are kept: callers choose names, and reflection answers any."""
+"""Most methods whose handlers are cached: callers choose names, and `JobForwarder` serves any of its service."""
 HEALTH_BYTES_MAX: Final = 1024
 """Largest request about health, in bytes: the name of a service."""
 
@@ -109,7 +109,9 @@ class GrpcCall(Call):
         payload = message if self._serialize is None else self._serialize(message)
         await self._context.write(payload)
 
-    async def abort(self, code: grpc.StatusCode, details: str, metadata: Sequence[Any]) -> None:
+    async def abort(
+        self, code: grpc.StatusCode, details: str, metadata: Sequence[Any] = ()
+    ) -> None:
         """End the call with the status of another server; always raises."""
         await self._context.abort(code, details, metadata)
 

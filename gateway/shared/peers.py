@@ -1,7 +1,7 @@
 """The other gateways of the mesh: who they are, and queries to them over core NATS.
 
-Every gateway publishes a heartbeat once a second. One that was silent for `SILENCE_MAX_S` is no
-longer queried. An id belongs to one process: a gateway that starts checks that nobody has its id.
+Every gateway publishes a heartbeat once a second. One that was silent for `SILENCE_MAX_S` counts as
+dead. An id belongs to one process: a gateway that starts checks that nobody has its id.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -39,8 +40,10 @@ QUERY_TIMEOUT_S: Final = 0.5
 """How long a gateway may take to reply to a query, in seconds."""
 QUERY_TRIES: Final = 2
 """Queries without a reply after which a gateway counts as dead."""
-_OMITTED_FIRST: Final = ("minutes", "reserved", "days")
-"""Fields that a heartbeat too large for NATS leaves out; the buckets have them too."""
+_OMITTED: Final = (), ("minutes", "reserved", "days"), ("rates", "running", "running_bulk")
+"""Fields that a heartbeat too large for NATS leaves out, group by group. Buckets have the costs too; of what is
+reserved and running other gateways know nothing then.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +83,7 @@ class Peers:
 
     @property
     def heartbeats(self) -> dict[str, GatewayHeartbeat]:
-        """The latest heartbeat of every gateway that is alive, by gateway id."""
+        """The latest heartbeat of every other gateway that is alive, by gateway id."""
         oldest = time.monotonic() - SILENCE_MAX_S
         self._heartbeats = {
             name: entry for name, entry in self._heartbeats.items() if entry[0] >= oldest
@@ -134,12 +137,12 @@ class Peers:
         )
         for part in self._parts:
             part.add_to(heartbeat)
-        try:
-            await self.publish(subjects.GATEWAYS, heartbeat)
-        except OversizedMessage:  # thousands of tenants
-            for field in _OMITTED_FIRST:
+        for omitted in _OMITTED:
+            for field in omitted:
                 heartbeat.ClearField(field)
-            await self.publish(subjects.GATEWAYS, heartbeat)
+            with suppress(OversizedMessage):  # thousands of tenants
+                await self.publish(subjects.GATEWAYS, heartbeat)
+                return
 
     async def query(
         self,
@@ -168,8 +171,8 @@ class Peers:
         """Send `query` to all gateways.
 
         Returns:
-            The replies, this gateway's first, and the ids of gateways that are alive and gave none.
-            An error of this gateway's own handler is raised.
+            The replies, this gateway's first, and the ids of gateways that are alive and gave none, or
+            one with a problem. An error of this gateway's own handler is raised.
         """
         # Fixed before this gateway's own part, which may take seconds.
         others = self.alive
@@ -188,7 +191,7 @@ class Peers:
             await self.send_heartbeat(leaving=True)
 
     async def publish(self, subject: str, message: Message) -> None:
-        """Publish a message; without NATS it is dropped."""
+        """Publish a message, or drop it if the client does not take it; raise OversizedMessage if it is too large."""
         assert self.client is not None, "started"
         try:
             await self.client.publish(subject, pack(message))

@@ -83,7 +83,7 @@ class Audio:
 
 
 Prompt = str | Sequence[Message] | Audio
-"""Text of a single user message, a conversation that ends with a user message, or speech."""
+"""Text of a single user message, a conversation, or speech."""
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -298,5 +298,5 @@ def _naming(field: str) -> Iterator[None]:
         yield
     except UnicodeError as error:
         raise InvalidRequest.of(field, "is not valid UTF-8") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest.of(field, str(error)) from error

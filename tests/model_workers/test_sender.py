@@ -7,6 +7,7 @@ import pytest
 
 from model_workers.channels import Channels, Posted
 from model_workers.engine.protocol import SequenceStep
+from model_workers.grants import Grant
 from model_workers.sender import BACKLOG_FRAMES_MAX, Sender
 from model_workers.watchdog import FIRST_LIMIT_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -85,6 +86,17 @@ def opened(sender: Sender, port: FakePort, heartbeat_s: float) -> None:
 def frames(count: int) -> list[Posted]:
     """Of as many rows, which have ended."""
     return [(SequenceStep(f"r{i}", "b", 0, i), frame_pb2.Final()) for i in range(count)]
+
+
+def test_a_channel_starts_without_the_grant_of_the_one_before(sender: Sender) -> None:
+    opened(sender, FakePort(), 60.0)
+    later = FakePort()
+    sender.open(worker_pb2.OpenChannel(batcher="b", epoch=1, heartbeat_ms=60_000), later)
+    # The engine was in a step: its report has totals of the channel before.
+    sender.post({}, worker_pb2.WorkerLoad(), grants={"b": Grant([58, 58, 58])})
+    sender.make_ready("b", 1)
+    later.wait_ready()
+    assert [list(report.task_grants) for report in later.reports if report.ready] == [[]]
 
 
 def test_steps_share_a_report_when_sending_is_slow(sender: Sender) -> None:

@@ -92,6 +92,8 @@ def test_the_seed_decides() -> None:
         ("poisson:rate=1,lengths=long", "lengths: 'long': Input should be 'sharegpt', 'alpaca'"),
         ("poisson:rate=1,prompt=0", "'0' is no length"),
         ("poisson:rate=1,prompt=lognormal/200", "'lognormal/200' is no length"),
+        ("poisson:rate=1,prompt=lognormal/5/1/inf", "'lognormal/5/1/inf' is no length"),
+        ("poisson:rate=1,prompt=uniform/1/inf", "'uniform/1/inf' is no length"),
         ("poisson:rate=1,colour=red", "colour: 'red': Extra inputs are not permitted"),
         ("diurnal:rate=1,swing=2", "swing: '2': Input should be less than or equal to 1"),
         ("flood:count=1.5", "count: '1.5': Input should be a valid integer"),

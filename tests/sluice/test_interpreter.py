@@ -1,6 +1,10 @@
 """The interpreter's settings of every process."""
 
 import gc
+import subprocess
+import sys
+
+import pytest
 
 from sluice import interpreter
 
@@ -16,3 +20,9 @@ def test_the_heap_of_the_start_is_not_collected_again() -> None:
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+
+
+@pytest.mark.parametrize("module", ["model_workers.process", "sluice.process", "cli.main"])
+def test_collector_stays_on_in_processes_that_do_not_freeze_it_early(module: str) -> None:
+    code = f"import gc, {module}; assert gc.isenabled()"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -118,6 +118,8 @@ Edge = tuple[AutomatonState, tuple[int, ...] | None, int, int]
 class Automaton:
     """All patterns of a policy; shared by all answers.
 
+    Making one raises `PatternError` if a pattern cannot be followed.
+
     Attributes:
         context_before: characters before a match that rules may look at.
         context_after: characters behind a match that rules may look at or a finding may grow by.
@@ -152,11 +154,6 @@ class Automaton:
         self.context_after = max((rule.lookahead for rule in rules), default=0)
         self.start = self._state((), 0, False)
         """State of an answer without a character."""
-
-    @property
-    def patterns(self) -> bool:
-        """Whether it follows anything."""
-        return bool(self._rules or self._words)
 
     def __len__(self) -> int:
         """Return the number of cached states."""

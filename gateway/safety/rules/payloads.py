@@ -3,7 +3,7 @@
 Payloads in base64, hexadecimal, percent escapes and rot13: decoded one level, to be scanned with the same rules.
 
 Decoded content is never decoded again; a payload of which most is encoded once more is nested. The
-decoded bytes of one text are bounded; what is left undecoded is cut.
+decoded length of one text is bounded.
 
 `repetitions` finds what makes a prompt long without content, in linear time.
 """
@@ -20,9 +20,9 @@ import re2
 from gateway.safety.patterns import compiled
 
 PAYLOAD_BYTES_MAX: Final = 8 << 10
-"""Decoded bytes of one payload; longer ones are decoded up to here."""
+"""Decoded length of one payload, in characters; what is longer is cut here."""
 TOTAL_BYTES_MAX: Final = 32 << 10
-"""Decoded bytes of all payloads of a text."""
+"""Decoded length of all payloads of a text, in characters; beyond it nothing is decoded."""
 
 _PEEK_CHARS: Final = 64
 _CHARS_OF_BYTE: Final = 8
@@ -70,12 +70,12 @@ def payloads_of(data: bytes) -> Iterator[Payload]:
     budget = TOTAL_BYTES_MAX
     for encoding in ENCODINGS:
         for match in encoding.runs.finditer(data):
-            # Whatever a caller sends, decoding ends here.
-            if budget <= 0:
-                return
             text, is_cut = decoded(encoding, match[0], min(PAYLOAD_BYTES_MAX, budget))
             budget -= len(text)
             yield Payload(encoding.name, text, is_cut, *match.span())
+            # Whatever a caller sends, decoding ends here; the last payload says that there is more.
+            if is_cut and not budget:
+                return
 
 
 def is_nested(data: bytes) -> bool:

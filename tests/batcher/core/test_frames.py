@@ -102,6 +102,15 @@ def test_acknowledgements_fill_as_many_messages_as_needed() -> None:
     assert all(one.ByteSize() <= MAX_MESSAGE_BYTES for one in packed)
 
 
+def test_a_frame_that_is_too_large_goes_alone() -> None:
+    large = frame_pb2.Frame(request_id="r", token_ids=[2**31] * BUNDLE_BYTES_MAX)
+    held = [frame_pb2.TaskRef(request_id="held")]
+    assert [(len(one.frames), len(one.pending)) for one in pack_bundles("b", [large], held)] == [
+        (1, 0),
+        (0, 1),
+    ]
+
+
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 150_000), max_size=12))
 def test_bundles_keep_all_frames_in_order_below_the_limit(counts: list[int]) -> None:

@@ -61,6 +61,12 @@ async def test_models_are_listed_with_their_load(wire: Wire) -> None:
     assert small.context_tokens == CONTEXT
 
 
+async def test_health_of_an_unknown_service_is_not_found(wire: Wire) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await wire.health("nope")
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 async def test_models_come_in_pages(wire: Wire) -> None:
     first = await wire.stub.ListModels(pb.ListModelsRequest(page_size=1))
     assert [model.name for model in first.models] == ["small"]

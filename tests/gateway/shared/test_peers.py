@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 
+from gateway.shared.peers import Peers
 from sluice.errors import SetupError
-from sluice.internal.v1.gateway_pb2 import GatewayQuery, IdentityQuery
+from sluice.internal.v1.gateway_pb2 import GatewayHeartbeat, GatewayQuery, IdentityQuery
 from sluice.v1.admin_pb2 import GetRouterHealthRequest, ListTenantsRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.safety_pb2 import GetDryRunRequest
@@ -56,6 +58,26 @@ async def test_a_gateway_that_leaves_is_forgotten_at_once(
     assert (
         await wire.gateway.shared.peers.query("gw2", GatewayQuery(identity=IdentityQuery())) is None
     )
+
+
+@pytest.mark.parametrize("field", ["reserved", "running"])
+async def test_a_heartbeat_of_too_many_tenants_leaves_them_out(
+    wire: Wire, nats_url: str, field: str
+) -> None:
+    class Part:
+        def add_to(self, heartbeat: GatewayHeartbeat) -> None:
+            getattr(heartbeat, field).update({f"tenant-{n:060}": 1 for n in range(30_000)})
+
+        def on_heartbeat(self, heartbeat: GatewayHeartbeat) -> None:
+            pass
+
+    async def nothing() -> None:
+        pass
+
+    peers, client = Peers("gw2"), await nats.connect(nats_url)
+    await peers.start(client, {}, [Part()], nothing)
+    await wire.until(lambda: wire.gateway.shared.peers.alive == ["gw2"])
+    await client.close()
 
 
 async def test_what_each_has_counted_is_summed(pair: tuple[Wire, Wire]) -> None:

@@ -38,6 +38,8 @@ NOT_UTF8 = "caf\udce9"
         ([Message("tool", "x", tool_call_id=NOT_UTF8)], {}, "chat.messages[0].tool_call_id"),
         ("p", {"logit_bias": {-1: 1.0}}, "sampling.logit_bias"),
         ("p", {"gather_s": float("nan")}, "gather"),
+        ("p", {"gather_s": float("inf")}, "gather"),
+        ("p", {"temperature": 10**400}, "sampling.temperature"),
     ],
 )
 def test_value_that_cannot_travel_is_named(prompt: Any, options: Any, field: str) -> None:

@@ -109,6 +109,15 @@ def test_many_payloads_end_with_the_budget_and_say_so() -> None:
     assert work.bytes_decoded <= TOTAL_BYTES_MAX + 1024
 
 
+@pytest.mark.parametrize("spare", [0, 1])
+def test_what_is_behind_the_budget_is_not_passed_in_silence(spare: int) -> None:
+    sentences = "".join(f"{at}: the weather is fine, the sea is calm. " for at in range(1000))
+    parts = [sentences[at:][: PAYLOAD_BYTES_MAX - spare] for at in range(0, 4 * 8000, 8000)]
+    assert len(parts) * PAYLOAD_BYTES_MAX == TOTAL_BYTES_MAX
+    found = shipped_rules().scan(" | ".join(map(b64, [*parts, ATTACK])))
+    assert "limit.encoded" in {each.rule for each in found}
+
+
 def test_a_long_payload_is_decoded_up_to_its_maximum_and_says_so() -> None:
     found = shipped_rules().scan(b64("The weather is fine today. " * 1000))
     assert "limit.encoded" in {each.rule for each in found}
