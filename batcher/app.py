@@ -42,13 +42,13 @@ MINUTE_S: Final = 60.0
 """Interval at which policy schedules are evaluated, in seconds; their times have whole minutes."""
 
 LIVE_KEYS: Final = frozenset(f"batcher.{name}" for name in ("policy", "policies", "drain_s"))
-"""Settings that a running batcher applies on reload; others need a restart."""
+"""Settings of `SECTIONS` that a running batcher applies on reload; others there need a restart."""
 SECTIONS: Final = ("nats", "triton", "batcher", "tls")
 """Sections that a batcher depends on and cannot change; `check_change` checks the models."""
 
 
 def check_change(before: Settings, after: Settings) -> None:
-    """Raise SettingsError, naming the key, if a reload changes what cannot change while running."""
+    """Raise SettingsError, naming the key, if a reload changes what cannot change, or a model has no address."""
     refuse_changes(before, after, SECTIONS, LIVE_KEYS)
     served = {model.task_name: model for model in before.served}
     for model in after.served:
@@ -113,7 +113,10 @@ class Batcher:
         return frozenset(drained.worker for drained in workers if drained.model == model)
 
     async def apply(self, settings: Settings) -> None:
-        """Activate policies, weights, limits and models; see `sluice.settings.reload.Apply`."""
+        """Activate policies, weights, drain time and models; see `sluice.settings.reload.Apply`.
+
+        Returns when the models that are no longer served have drained.
+        """
         check_change(self._settings, settings)
         self._settings = settings
         for loop in self.loops.values():
@@ -177,7 +180,7 @@ class Batcher:
                     for query in message.query.tasks
                     if not any(loop.on_query(query) for loop in self.loops.values())
                 ]
-                # The other batchers know what a broadcast query asks for.
+                # A broadcast query reaches all batchers: another one may have the request.
                 if unknown and not is_broadcast:
                     bundle = frame_pb2.FrameBundle(batcher=self._process.batcher, unknown=unknown)
                     self._replies.spawn(self._process.gateways.send(message.gateway, bundle))
@@ -267,7 +270,7 @@ async def serve(
     """Run a batcher until `stop`; SIGHUP or `sluice reload` makes it read `config` again.
 
     Raises:
-        SettingsError: an address is missing.
+        SettingsError: an address is missing, or the certificate cannot be used.
         NatsUnreachable: NATS did not answer in time.
     """
     for model in settings.served:

@@ -43,7 +43,7 @@ SILENCE_S: Final = 60.0
 GATEWAYS_MAX: Final = 1024
 """Gateways whose last message is remembered."""
 RECONNECT_S: Final = 1.0
-"""Time that gateways have to reconnect after this batcher lost NATS, in seconds."""
+"""Time that gateways have to reconnect after this batcher has reconnected to NATS, in seconds."""
 ABSENT_PAUSE_S: Final = 5.0
 """Two failed messages further apart than this, in seconds, do not prove absence in between."""
 
@@ -61,7 +61,7 @@ class GatewayTransport:
         self._absent: dict[str, tuple[float, float]] = {}
         """Absent gateways: since when, and when that was last observed."""
         self._last_message_at: dict[str, float] = {}
-        """Time of the last message by gateway, longest silent first."""
+        """Time of the last message by gateway, or of the first failed one to it; longest silent first."""
         self._reconnected_at = -math.inf
 
     async def listen(
@@ -70,13 +70,16 @@ class GatewayTransport:
         on_control: OnControl,
         on_absent: Callable[[str, bool], None],
     ) -> None:
-        """Receive messages until the connection closes.
+        """Subscribe to the messages of gateways; return once the server has the subscriptions.
 
         Args:
             on_task: gets the payload and headers of a task for this batcher.
             on_control: gets a control message, and whether it is for all batchers.
             on_absent: gets a gateway that did not receive a message, and whether it has been absent
                 for `ABSENT_S`, so that it counts as gone.
+
+        Raises:
+            NatsUnreachable: the server did not answer within `SETTLE_S`.
         """
 
         async def on_message(message: Msg) -> None:
@@ -123,7 +126,10 @@ class GatewayTransport:
         return sum(now - at < SILENCE_S for at in self._last_message_at.values())
 
     def absence_s(self, gateway: str, now: float) -> float | None:
-        """Return how long an unreachable gateway has been absent; None if it may be there."""
+        """Record that a gateway did not receive a message; return how long it has been absent, None if it may be there.
+
+        At `ABSENT_S` it counts as gone, and its absence starts anew.
+        """
         since, last = self._absent.get(gateway, (now, now))
         # The first message of a gateway may be on its way.
         last_message_at = self._last_message_at.setdefault(gateway, now)
@@ -139,7 +145,7 @@ class GatewayTransport:
         return now - since
 
     async def send(self, gateway: str, bundle: frame_pb2.FrameBundle) -> None:
-        """Send a bundle. If NATS refuses it, it is dropped: the gateway asks for it again."""
+        """Send a bundle. If it is too large or NATS refuses it, it is dropped: the gateway asks for it again."""
         reply = subjects.absent(self._batcher, gateway)
         try:
             await self._nats.publish(subjects.frames(gateway), pack(bundle), reply)
@@ -171,7 +177,7 @@ class Reporter:
         self._changed.set()
 
     def on_capacity(self) -> None:
-        """Report within `CAPACITY_DELAY_S`: all granted capacity is used, or no longer."""
+        """Report after `CAPACITY_DELAY_S` or with an earlier report: all granted capacity is used, or no longer."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(CAPACITY_DELAY_S, self._changed.set)
@@ -189,7 +195,7 @@ class Reporter:
             await wait_for_event(self._changed, BUSY_INTERVAL_S if is_busy else INTERVAL_S)
 
     async def leave(self) -> None:
-        """Send the last report."""
+        """Send the last report, which tells gateways that this batcher leaves."""
         await self._send(leaving=True)
 
     async def _send(self, *, leaving: bool = False) -> control_pb2.BatcherReport:

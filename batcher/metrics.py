@@ -82,11 +82,11 @@ class BatcherMetrics:
         self._models = {name: view for name, view in self._models.items() if name != model}
 
     def on_report(self, report: control_pb2.ModelReport) -> None:
-        """Record a report of a model; nobody changes it any more."""
+        """Record a report of a model; the caller must not change it afterwards."""
         self._models[report.model].report = report
 
     def on_ended(self, request: QueuedRequest) -> None:
-        """Count a request that has ended here, or was returned to its gateway."""
+        """Count a request that has ended here, was returned to its gateway, or was superseded."""
         self._ended[request.task.model, request.priority_class, end_word(request)] += 1
 
     def on_batch(

@@ -38,11 +38,11 @@ from sluice.wire.subjects import CLASSES
 logger = logging.getLogger(__name__)
 
 CLOSE_S: Final = 3.0
-"""How long messages on their way may still take when the batcher ends, in seconds."""
+"""How long messages on their way may still take when a loop is closed, in seconds."""
 MINUTE_S: Final = 60.0
 """Longest sleep of the loop, in seconds."""
 BOUNDED_CLASSES: Final = len(CLASSES) - 1
-"""Classes that share the bytes for waiting tasks; tasks of the most urgent one are not bounded."""
+"""Classes that share the bytes granted to gateways, which hold back no tasks of the most urgent class."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class ModelLoop:
             await worker.close()
 
     def change(self, settings: Settings) -> None:
-        """Activate another policy, other weights and limits; see `batcher.app.check_change`."""
+        """Activate another policy and other weights; see `batcher.app.check_change`."""
         self._room = settings.batcher
         before, self._scheduled = self._scheduled, settings.policy_of(self._settings)
         self._activate(self._scheduled.at(datetime.now(UTC)), settings.weights)
@@ -213,7 +213,7 @@ class ModelLoop:
             self.wake()
 
     def on_task(self, task: task_pb2.Task, headers: Mapping[str, str], size: int) -> None:
-        """Add a task from its gateway, or return it if the batcher holds too many bytes."""
+        """Add a task from its gateway, or return it if the model's tasks here would exceed `room_bytes`."""
         with self._event():
             now = time.monotonic()
             request = QueuedRequest(task, now, headers, size, self._settings.prefix_cache)
@@ -266,7 +266,7 @@ class ModelLoop:
         """Handle a report; return whether the worker still has requests.
 
         Raises:
-            ChannelBroken: an earlier report is missing.
+            ChannelBroken: see `RequestTable.on_report`.
         """
         state = self.table.workers.states[worker]
         served = state.serves

@@ -67,7 +67,7 @@ class RequestSpans:
             self._open[request] = _Spans(span, context, queue)
 
     def on_ended(self, request: QueuedRequest) -> None:
-        """End the spans of a request that has ended here, or was returned."""
+        """End the spans of a request that has ended here, was returned, or was superseded."""
         spans = self._open.pop(request, None)
         if spans is None:
             return

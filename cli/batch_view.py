@@ -53,7 +53,7 @@ def letter_object(result: pb.JobResult) -> dict[str, Any]:
 
 
 def write_list(jobs: list[pb.Job]) -> None:
-    """Print jobs, one a row, with the times of their beginning and end."""
+    """Print jobs, one a row, with the times of their creation and end."""
     rows = []
     for job in jobs:
         times = (_time(job, name) for name in ("create_time", "end_time"))
@@ -82,7 +82,7 @@ def sentence(job: pb.Job) -> str:
 
 @contextmanager
 def display(is_watched: bool) -> Iterator[Callable[[pb.Job], None]]:
-    """Show the progress of a job on stderr: one line on a terminal, else a line for each state and tenth."""
+    """If `is_watched`, show a job's progress on stderr: one line on a terminal, else one for each state and tenth."""
     live, last = output.can_move(sys.stderr), (0, 0)
 
     def update(job: pb.Job) -> None:

@@ -38,7 +38,7 @@ STREAM_TOKENS: Final = 600
 KILL_TOKENS: Final = 100
 """A worker is killed once every stream has this many tokens."""
 CALL_S: Final = 120.0
-"""Deadline of a call, in seconds."""
+"""Timeout of a call, in seconds."""
 RECORD_S: Final = 10.0
 """How long the record of an answer may take to appear, in seconds."""
 RECORD_RETRY_S: Final = 0.05
@@ -239,7 +239,8 @@ async def draw_trace(client: AsyncClient, request_id: str) -> dict[str, object]:
     """Print where the time of a request went, as `sluice trace` does, once its record has appeared.
 
     Raises:
-        CommandFailed: the request has no record with times.
+        CommandFailed: the record has no times.
+        SluiceError: there is no record, or it cannot be read.
     """
     response = await patiently(
         lambda: client.explain(request_id),

@@ -45,7 +45,7 @@ class QuestionOptions:
         return support_questions(side, self.n, self.seed)
 
     def described(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
+        """Return what `--json` prints of the questions."""
         if self.questions is not None:
             return {"questions": str(self.questions)}
         return {"n": self.n, "seed": self.seed}

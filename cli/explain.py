@@ -104,7 +104,7 @@ def trace_object(record: RequestRecord) -> dict[str, object]:
 
 
 def waterfall(record: RequestRecord) -> list[Hop]:
-    """Return the hops of a request in the order of `Timings`; empty without timings."""
+    """Return the hops of a request in the order of `Timings`, then "other", the rest; empty without timings."""
     if not record.HasField("timings"):
         return []
     hops, at_ms = list[Hop](), 0.0

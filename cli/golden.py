@@ -74,7 +74,7 @@ class Scored:
         return sum(values[place] for place in places) / len(places)
 
     def interval(self, metric: str) -> dict[str, float]:
-        """Return the score with its interval as text."""
+        """Return the score with the bounds of its interval."""
         return _interval(self.score(metric), (self.score(metric, at) for at in _resamples(self)))
 
 
@@ -154,7 +154,10 @@ def evaluate_golden(
     """Score each of `systems` (a model name, or a file of `sluice batch`); compare them when there are two.
 
     Raises:
-        CommandFailed: something cannot be read or was not answered, or a score is under its floor.
+        CommandFailed: a file or floor is malformed, a package is missing, something was not answered, or a score is
+            under its floor.
+        OSError: a file cannot be read.
+        SluiceError: a job cannot be run.
     """
     bounds = dict(map(_floor, floors))
     if not (find_spec("sacrebleu") and find_spec("rouge_score")):

@@ -47,13 +47,17 @@ class Keys:
     bucket: "Bucket"
 
     def get(self, key_id: str) -> tuple[ApiKeyRecord, int]:
-        """Return the key and its revision, which `store` takes."""
+        """Return the key and its revision, which `store` takes; raise CommandFailed if there is none."""
         if is_token(key_id) and (stored := self.runner.run(self.bucket.read(key_id, ApiKeyRecord))):
             return stored
         raise CommandFailed("KEY_UNKNOWN", f"there is no key {key_id!r}; see: sluice keys list")
 
     def store(self, *changes: tuple[str, ApiKeyRecord, int]) -> None:
-        """Store keys, each in place of its revision (0: a new one), and wait until every gateway knows them."""
+        """Store keys, each in place of its revision (0: a new one), and wait a while until every gateway knows them.
+
+        Raises:
+            CommandFailed: a key was changed meanwhile; those before it are stored.
+        """
         from sluice.wire.key_changes import refresh_keys
 
         for key_id, record, revision in changes:
@@ -182,7 +186,7 @@ def _settings_of(config: Path | None, state_dir: Path | None) -> "Settings":
     """Return the settings of `config`, of the environment if that names a NATS, or of the state folder.
 
     Raises:
-        CommandFailed: no mesh has been started with that state folder.
+        CommandFailed: no mesh has been started with that state folder, or the settings name no NATS.
         SettingsError: the file cannot be used.
     """
     from sluice.settings import load

@@ -16,7 +16,7 @@ from cli.commands import wants_json
 from sluice.telemetry.logs import LEVELS, Level, LogLine, parse
 
 _TAIL_BYTES: Final = 1 << 20
-"""Of each file, when it begins."""
+"""Bytes at the end of each file that are read at first; what is before them is not shown."""
 _POLL_S: Final = 0.2
 _SPANS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _COLOURS: Final = {"warning": "yellow", "error": "red"}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def drift(client: options.OperatorClient) -> None:
     """Show whether the learned routers still fit the traffic.
 
-    It compares inputs and accuracy with those of the training, as one gateway has seen them.
+    It compares inputs and accuracy with those of the training, on the traffic of all gateways.
     """
     routers = [*map(health_object, client.router_health())]
     empty = "no learned router is in use"

@@ -48,7 +48,7 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def labels_of(pairs: list[str] | None) -> dict[str, str]:
-    """Return the labels in `KEY=VALUE` pairs."""
+    """Return the labels in `KEY=VALUE` pairs; raise BadParameter for another form."""
     labels = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
@@ -74,7 +74,7 @@ def text_of(data: bytes, field: str) -> str:
 
 
 def tools_of(arguments: Sequence[str] | None) -> list[Tool]:
-    """Return the tools in each of `arguments`: JSON, or the name of a file with it."""
+    """Return the tools in each of `arguments`: JSON, or the name of a file with it; raise BadParameter for others."""
     return [tool for one in arguments or () for tool in _tools_in(one)]
 
 
@@ -136,7 +136,7 @@ def _sampling(
 
 
 def connect(tenant: Tenant = None, address: Address = None) -> Client:
-    """Return a client of the gateway that is called without or with `address`."""
+    """Return a client of the gateway that `target_of` finds."""
     return Client(**target_of(address).options(tenant))
 
 

@@ -36,7 +36,7 @@ _LARGE: Final = 1e4
 _MAY_BE_LEFT_OUT: Final = frozenset(
     {"stop", "rules", "logprobs", "reasoning", "tool_calls", "attempts", "notices"}
 )
-"""Of what an answer has."""
+"""Fields of an answer that are left out when they are empty."""
 
 
 def write_line(text: str = "") -> None:
@@ -71,7 +71,7 @@ def show(
 
 
 def write_text(text: str, stream: TextIO | None = None) -> None:
-    """Write text of a model at once; on a terminal, escape control characters so that an answer cannot steer it."""
+    """Write text of a model at once; on a terminal, replace control characters so that an answer cannot steer it."""
     stream = stream or sys.stdout
     stream.write(text.translate(_CONTROL) if stream.isatty() else text)
     stream.flush()
@@ -233,7 +233,7 @@ def aligned(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[st
 
 
 def cell(value: object) -> str:
-    """Return a value as text of one line: None is a dash, and a number has four digits."""
+    """Return a value as text of one line: None is a dash, a float has four digits or those before its point."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -270,7 +270,10 @@ def _described(value: Any) -> Any:
 
 
 def message_object(message: Any) -> dict[str, Any]:
-    """Return a message as JSON: fields by name, enums as words, bytes as numbers, zero or null where nothing is set."""
+    """Return a message as JSON: fields by name, zero or null where nothing is set.
+
+    Enums are words, bytes lists of numbers, durations seconds.
+    """
     return {field.name: _field_value(message, field) for field in message.DESCRIPTOR.fields}
 
 

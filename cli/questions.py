@@ -145,7 +145,7 @@ class Question:
 
 
 def support_questions(split: Split, n: int, seed: int) -> list[Question]:
-    """`n` tasks of every kind and level, from one side of the split that the shipped tiers were trained with."""
+    """Return `n` tasks of every kind and level, from one side of the split that the shipped tiers were trained with."""
     from model_workers.tiers.example import CELLS
     from model_workers.tiers.tasks import generate
 
@@ -170,7 +170,8 @@ def of_file(path: Path) -> list[Question]:
     "level", "max_tokens". An answer is right when it equals a reference, white space at both ends aside.
 
     Raises:
-        CommandFailed: the file cannot be read, or a question cannot be asked; the message names it.
+        OSError: the file cannot be read.
+        CommandFailed: it is no such file, or a question cannot be asked; the message names it.
     """
     questions: dict[str, Question] = {}
     for place, number, row in rows_of(path):

@@ -97,7 +97,10 @@ def drain(
 
 
 def _rows_left(client: Client, model: str, worker: str, wait_s: float) -> int:
-    """Rows in the worker now, or after at most `wait_s`; what was on its way to it shows in the second reading."""
+    """Return the rows in the worker now, or after at most `wait_s` seconds.
+
+    The wait ends after two empty readings in a row: the first may miss what was on its way to the worker.
+    """
     until, empty = time.monotonic() + wait_s, 0
     while True:
         rows = rows_in(client.metrics(*ROWS_OF_WORKER), model, worker)

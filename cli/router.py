@@ -43,7 +43,14 @@ class MeshOutcomes:
     address: options.Address = None
 
     def fetch(self) -> "list[StreamOutcomesResponse]":
-        """Return the rows of one pair of models, each request once; none unless `from_mesh`."""
+        """Return the rows of one pair of models, each request once; none unless `from_mesh`.
+
+        Those that have the quality of both models are written to `keep`, if it is set.
+
+        Raises:
+            CommandFailed: options do not fit, there are no outcomes of one pair, or `keep` cannot be written.
+            SluiceError: the outcomes cannot be listed.
+        """
         if not self.from_mesh:
             if self.tenant or self.hours is not None or self.pair or self.keep:
                 message = "--tenant, --hours, --pair and --keep belong to --from-mesh"

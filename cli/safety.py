@@ -71,7 +71,7 @@ def _show(text: str, checked: CheckTextResponse, findings: Sequence[Mapping[str,
 
 
 def _excerpt(text: str) -> str:
-    """At most 32 characters; what cannot be seen is spelled out."""
+    """Return at most 32 characters of `text`; what cannot be seen is spelled out."""
     excerpt = "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:32]
     )

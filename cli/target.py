@@ -76,7 +76,7 @@ _last: ContextVar[GatewayTarget | None] = ContextVar("target", default=None)
 
 
 def target_of(address: str | None) -> GatewayTarget:
-    """Return the gateway at `address`, else that of the running mesh, else the default one."""
+    """Return the gateway at `address`, else that of the running mesh, else the default; keep it as `last_target`."""
     try:
         state_dir: Path | None = state_root()
     except SetupError:

@@ -74,7 +74,7 @@ Cell = str | float | None
 Row = dict[str, Cell]
 """Cells by column."""
 _SHARED: Final = {"sluice.queue.oldest_age"}
-"""The highest counts; so it is with workers."""
+"""Metrics of which the highest value of all processes counts; so it is with metrics that have a worker's address."""
 
 
 def top(
@@ -144,9 +144,9 @@ class Sample:
         return cls(at, values, processes, running)
 
     def since(self, before: "Sample | None", metric: str) -> dict[Labels, Value]:
-        """How much a counter or histogram has grown; a process that is not in `before` is left out.
+        """Return how much a counter or histogram has grown; a process that is not in `before` is left out.
 
-        Without `before`: since the processes started, which of a gauge is its value.
+        Without `before`: since the processes started, which for a gauge is its value.
         """
         earlier = {} if before is None else before.values.get(metric, {})
         grown = []

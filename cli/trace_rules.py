@@ -4,8 +4,8 @@
    are excepted: it sends them one by one, so one that is killed loses some.
 2. Every link of a span leads to a span that is known, as far as its trace is known.
 3. A span begins after its parent began, and ends before it ends, or lasts longer: else Jaeger takes the clocks for
-   wrong. Rows that were given up are excepted: who works on them learns of it later; and Triton's own spans, which may
-   end after a short answer: its reply says only that a batch was taken, and nobody waits for more.
+   wrong. Rows that were given up are excepted: who works on them learns of it later. Shadows and Triton's own spans may
+   end later: a shadow begins after the answer, and Triton's reply says only that a batch was taken.
 4. The root says what one searches by: request, tenant, class, model, and finish reason or error.
 5. An answer has a span of the model that gave it, and below it task, queue, batch, prefill and decode.
 6. An answer that was recovered says so on its root: a worker was lost that had given tokens of it.
@@ -27,7 +27,7 @@ ROOTS: Final = frozenset(
         *(names.SPAN_EMBED, names.SPAN_RERANK, names.SPAN_SCORE),
     }
 )
-"""Spans that may have no parent in their trace."""
+"""Names of spans that may have no parent in their trace; calls over HTTP may lack one, too (`is_root`)."""
 _SEARCHED: Final = (
     names.REQUEST_ID,
     names.TENANT,
@@ -61,7 +61,7 @@ class TraceSpan:
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """The service and the name, for messages."""
         return f"{self.service} {self.name}"
 
 
@@ -105,7 +105,7 @@ def lost_processes(spans: Iterable[TraceSpan]) -> set[str]:
 
 
 def is_root(span: TraceSpan) -> bool:
-    """Whether a span may have no parent in its trace: it is of a call or a job."""
+    """Return whether a span may have no parent in its trace: it is of a call or a job."""
     return span.name in ROOTS or names.HTTP_ROUTE in span.attributes
 
 

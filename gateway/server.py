@@ -1,4 +1,4 @@
-"""A whole gateway: opened in the order of its parts, closed backwards."""
+"""Wire the parts of a gateway, and start, drain and close them."""
 
 import asyncio
 import logging
@@ -113,6 +113,9 @@ class Gateway:
             tracer: of this process.
             instruments: of this process.
             load: loads later policies.
+
+        Raises:
+            SettingsError, SetupError: a certificate or the address of HTTP cannot be used.
         """
         limits, replicas = settings.gateway, settings.nats.replicas
         self._settings = settings
@@ -246,7 +249,7 @@ class Gateway:
         """Serve until the block ends, which has the connection to NATS; then drain and close.
 
         Raises:
-            SetupError, NatsUnreachable: it cannot start.
+            SetupError, SettingsError, NatsUnreachable: see `start`.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
@@ -259,10 +262,12 @@ class Gateway:
     async def start(self) -> MeshClient:
         """Open the ports, connect to NATS, then accept calls: a gateway that answers can publish.
 
-        Returns the connection.
+        Returns:
+            The connection.
 
         Raises:
-            SetupError: a port or the id is taken.
+            SetupError: a port or the id is taken, or JetStream does not take the streams.
+            SettingsError: a certificate, a key file or the policies of the last reload cannot be used.
             NatsUnreachable: NATS does not answer.
         """
         for server in self._servers:
@@ -273,7 +278,7 @@ class Gateway:
         )
         try:
             await self._start_store(client)
-            # First: another process with the same id would get its frames twice, and cancel its rows.
+            # Before the transport: two processes with one id would get each other's frames, and cancel the runs.
             answers: dict[str, QueryHandler] = {
                 "hand_over": self.shared.keys.hand_over,
                 "clear_answers": self.shared.answers.forget,
@@ -302,7 +307,7 @@ class Gateway:
         return self.limiter.active
 
     async def run(self) -> None:
-        """Check deadlines, stalls and readiness, and write records, until cancelled."""
+        """Check deadlines and readiness, write records, send heartbeats, and read what is shared, until cancelled."""
         parts = self.store, self.streams, self.shared, self.authenticator, self.reload
         async with asyncio.TaskGroup() as group:
             for part in parts:
@@ -329,7 +334,10 @@ class Gateway:
             self.transport.coalescer.note_lag(time.monotonic() - due_at)
 
     async def drain(self) -> None:
-        """Report NOT_SERVING and refuse new calls; running calls get `drain_s` seconds to finish."""
+        """Report NOT_SERVING and refuse new calls; running calls get `drain_s` seconds, then their requests fail.
+
+        Then store what is pending, and announce that this gateway leaves. `run` must still be running.
+        """
         gateway_id = self.transport.gateway_id
         self._health.leave()
         self.limiter.is_draining = True
@@ -353,7 +361,7 @@ class Gateway:
         logger.info("gateway %s stopped", self.transport.gateway_id)
 
     async def _start_store(self, client: MeshClient) -> None:
-        """Open the streams; in a cluster a new one has no leader for a moment."""
+        """Open the streams and read what they have; retry, as a new stream of a cluster has no leader for a moment."""
 
         async def open_store() -> None:
             await self.store.start(client)

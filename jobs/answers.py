@@ -41,7 +41,7 @@ class DedupeCache:
         return None if row is None else JobAnswer.FromString(row[0])
 
     def put(self, input_hash: bytes, answer: JobAnswer) -> None:
-        """Store an answer."""
+        """Store an answer, unless the input has one."""
         self._database.execute(
             "INSERT OR IGNORE INTO kept VALUES (?, ?)", (input_hash, answer.SerializeToString())
         )
@@ -56,7 +56,7 @@ class DedupeCache:
 def input_hash(request: GenerateRequest | EmbedRequest) -> bytes:
     """Return 16 bytes that identify what is computed, of a request without an idempotency key.
 
-    Empty if sampling is not seeded: then answers to equal inputs may differ.
+    Empty if the temperature is above 0 and there is no seed: then answers to equal inputs may differ.
     """
     if isinstance(request, GenerateRequest):
         sampling = request.sampling

@@ -54,8 +54,8 @@ async def serve(
     """Run jobs and answer calls until `stop`.
 
     Raises:
-        SettingsError: an address is missing.
-        SetupError: the port is taken, or JetStream refuses the streams.
+        SettingsError: `nats.url` is missing, or a certificate cannot be used.
+        SetupError: the port is taken, JetStream refuses the streams, or there is no key of the mesh.
         NatsUnreachable: NATS did not answer in time.
     """
     if settings.nats.url is None:

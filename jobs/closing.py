@@ -118,6 +118,8 @@ async def close_job(process: JobProcess, record: JobRecord) -> None:
     """Give the unfinished items of an ended job their outcome, and write the final counts into its record.
 
     Raises:
+        _ClaimedElsewhere: it was closed meanwhile.
+        JobUnknown: it was deleted.
         Fenced: another process closes it.
         SluiceError: JetStream, or a gateway that splits texts, does not respond.
     """

@@ -55,7 +55,7 @@ class GatewayClient:
         """Return the names of models that requests may have.
 
         Raises:
-            SluiceError: no gateway responds.
+            SluiceError: no gateway responds, or it refuses the call.
         """
         request = ListModelsRequest()
         try:
@@ -70,7 +70,7 @@ class GatewayClient:
 
 
 class ItemCalls:
-    """Calls of one attempt, one per gateway; items of a call that breaks come back by `on_returned`."""
+    """Calls of one attempt, one per address of a gateway; items of a call that ends come back by `on_returned`."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _ItemStream:
         self._outgoing: deque[RunRequest] = deque()
         self._filled = asyncio.Event()
         self.connected = True
-        """Whether the last call has not failed; gRPC connects with the first item."""
+        """False only for `RECONNECT_S` after a call has ended: gRPC connects with the next item."""
 
     def send(self, item: Item, timeout_s: float) -> None:
         request = RunRequest(id=item.position)

@@ -1,8 +1,8 @@
 """URLs that callers chose: webhooks and inputs.
 
-HTTP never reaches private addresses. A name is resolved once, every address behind it is checked, and
-the connection goes to a checked address: a second resolution could return another machine. Redirects
-are not followed.
+HTTP reaches private addresses only if the operator lists them. For each connection a name is resolved once,
+every address behind it is checked, and the connection goes to a checked address: a second resolution could
+return another machine. Redirects are not followed.
 
 A file is downloaded over several connections, if one breaks:
 
@@ -50,6 +50,7 @@ def resolve(host: str, port: int) -> list[str]:
 
     Raises:
         OSError: there are none.
+        UnicodeError: it is no host name.
     """
     results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in results]
@@ -105,7 +106,7 @@ class Outbound:
                 self._hosts.add(host_or_network.lower())
 
     def check(self, url: str, field: str) -> CheckedUrl:
-        """Return where a URL leads.
+        """Return where a URL leads. Blocks while its name is resolved.
 
         Raises:
             InvalidRequest: it may not be opened; names `field`.

@@ -33,7 +33,7 @@ class JobUsage:
         size_bytes: of its results.
         urgency: deadline (or a time later than any) and creation, in Unix milliseconds; the smallest is
             claimed first.
-        suspect: whether the next process that ends with it is the last one.
+        suspect: see `leases.is_suspect`.
     """
 
     tenant: str

@@ -12,7 +12,7 @@ from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord
 from sluice.v1.jobs_pb2 import JobProgress, JobSpec, JobStage
 
 FIRST: Final = 1
-"""Sequence of the first segment."""
+"""Lowest sequence that a segment can have: the stream begins with it."""
 
 
 class OrderedLog:
@@ -81,7 +81,7 @@ class OutcomeReader:
     """Outcomes by index, read as far as the requested indexes, which only grow.
 
     Attributes:
-        head: the first outcome at or after the last requested index; None: there is none.
+        head: the first outcome at or after the last requested index; None: there is none, or nothing was requested.
     """
 
     outcomes: AsyncIterator[ItemOutcome]
@@ -113,6 +113,7 @@ async def merge_attempts(
         attempts: number of the last attempt.
         first: first index.
         past_gaps: see `OrderedLog.read`; without it, only outcomes before the first missing one.
+            Always set after a retry.
     """
     past_gaps = past_gaps or attempts > 0
     async with AsyncExitStack() as stack:

@@ -76,7 +76,7 @@ class JobRunner:
         return 0 if self._attempt is None else self._attempt.window.in_flight
 
     def stop(self) -> None:
-        """Leave the job to another process."""
+        """Make `run` end and leave the job to another process."""
         self._stopped.set()
 
     def share(self, concurrency: int) -> None:
@@ -167,7 +167,7 @@ class JobRunner:
             logger.warning("job %s is waiting: %s", self.job, cause)
 
     async def _fetch(self) -> None:
-        """Copy the input at a URL into the store, once, or create the upload for messages."""
+        """Copy the input at a URL into the store, once, or name the upload for messages."""
         process, source = self._process, self.record.job.spec.input
         if self.record.upload_id:
             return
@@ -228,10 +228,13 @@ class JobRunner:
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _edit(self, edit: Callable[[JobRecord], None]) -> None:
-        """Write the record with the progress and what `edit` changes.
+        """Write the record with the progress and what `edit` changes; stop if the job runs no longer.
+
+        `edit` is called again if somebody else wrote the record meanwhile.
 
         Raises:
             Fenced: another process has the job, or it is gone.
+            TransportUnavailable: JetStream does not respond.
         """
         async with self._writing:
             while True:

@@ -37,7 +37,7 @@ small job itself."""
 SCAN_S: Final = 30.0
 """Interval at which all records are read, whatever notifications arrived, in seconds."""
 UNUSED_UPLOAD_MS: Final = 24 * 3600 * 1000
-"""How long an upload that no job uses is kept, in milliseconds."""
+"""How long after its creation an upload that no job uses is kept, in milliseconds."""
 _WAITING: Final = frozenset({pb.JOB_STATE_QUEUED, pb.JOB_STATE_PAUSED})
 _STATES: Final = tuple(state for state in pb.JobState.values() if state != pb.JOB_STATE_UNSPECIFIED)
 _RECORDS: Final = subjects.bucket_prefix(subjects.JOBS_BUCKET)
@@ -68,7 +68,7 @@ class JobScheduler:
         await client.subscribe(f"{_RECORDS}>", cb=self._on_change)
 
     async def run(self) -> None:
-        """Claim jobs until cancelled."""
+        """Claim jobs until cancelled; also expire jobs, and delete expired results and unused uploads."""
         while True:
             self._changed.clear()
             try:
@@ -88,7 +88,7 @@ class JobScheduler:
                 await asyncio.sleep(COALESCE_S)
 
     async def close(self) -> None:
-        """Leave all jobs to other processes."""
+        """Leave all jobs to other processes; wait at most `2 * FLUSH_S` for what they still write."""
         for runner in self._runners.values():
             runner.stop()
         await self._tasks.settle(2 * FLUSH_S)
@@ -174,7 +174,7 @@ class JobScheduler:
                 await self._change(job, _set_expired)
 
     async def _scan(self) -> None:
-        """Read all records, and delete uploads that no job has used for a day."""
+        """Read all records into the index; delete expired results, and uploads that are expired or unused."""
         quotas, now_ms = self._quotas, unix_ms()
         used, read = set[str](), set[str]()
         gone_jobs, gone_uploads = set(quotas.jobs), set(quotas.uploads)
@@ -303,7 +303,7 @@ class JobScheduler:
 
 
 def _set_expired(record: JobRecord) -> None:
-    """Expire a job that still waits and is still late: what named it may be older than the record."""
+    """Expire a job if it still waits or is paused, and is late: the index may be older than the record."""
     job = record.job
     if job.state in _WAITING and leases.urgency(record)[0] <= unix_ms():
         job.runner = ""  # nobody runs it, so closing need not wait for an owner

@@ -36,7 +36,7 @@ SPEC_BYTES_MAX: Final = 64 * 1024
 WATCH_S: Final = 0.5
 """Interval at which a watched job is read, in seconds."""
 FOLLOW_S: Final = 0.3
-"""Interval at which followed results are read, and jobs that have to end, in seconds."""
+"""Interval at which followed results are read, and jobs for whose end a call waits, in seconds."""
 CLOSED_S: Final = 60.0
 """How long a call about a job that ended early waits until it is closed, in seconds."""
 PAGE_BYTES: Final = 256 * 1024
@@ -145,7 +145,7 @@ class JobService(JobServiceServicer):
         return pb.ListJobsResponse(jobs=listed, next_page_token=token, totals=totals)
 
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
-        """Send a job whenever it changes, until it has ended."""
+        """Send a job whenever it changes, until it has ended, or with `until_paused` is paused."""
         last: pb.Job | None = None
         while True:
             job = _visible_job(await self._own(request.id, context))
@@ -210,7 +210,7 @@ class JobService(JobServiceServicer):
         return pb.DeleteJobResponse()
 
     async def GetResults(self, request: pb.GetResultsRequest, context: Any) -> None:  # type: ignore[override]
-        """Send the results of a stage by index, with `follow` until the job has ended."""
+        """Send the results of a stage by index; with `follow`, those of a first attempt until the job has ended."""
         record = await self._readable(request.id, context)
         if request.follow and record.job.spec.stages and not request.HasField("stage"):
             record = await self._when(request.id, context, is_ended)
@@ -493,7 +493,7 @@ async def _pages(
 
 
 def tenant_of(context: Any) -> str:
-    """Return the tenant that the gateway passed on.
+    """Return the tenant that the gateway passed on; "default" without one.
 
     Raises:
         InvalidRequest: it is malformed.

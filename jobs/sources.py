@@ -74,7 +74,9 @@ class InputSource:
 
         Raises:
             InputInvalid: it cannot be read on.
+            Overloaded: too many calls of the tenant wait for threads.
             TransportUnavailable: JetStream does not respond.
+            UploadUnknown: the upload was deleted.
         """
         stop = StopSignal()
         blocks = blocks_of(self._entries(asyncio.get_running_loop(), stop))
@@ -142,7 +144,8 @@ class MessageSource:
 
         Raises:
             JobStopped: they may no longer be read, or the stream is gone.
-            StorageFull: the store is full.
+            Overloaded: too many calls of the tenant wait for threads.
+            StorageFull: the store is full, or the tenant has used its share of the inputs.
             TransportUnavailable: JetStream does not respond.
         """
         job, threads = self.record.job, self.process.outside.reading

@@ -23,7 +23,7 @@ DURATION_S_MAX: Final = 24 * 3600.0
 DEADLINE_S_MAX: Final = 366 * 24 * 3600.0
 """How far ahead a deadline may lie, in seconds: a year."""
 EXPIRY_S_MAX: Final = 366 * 24 * 3600.0
-"""Longest time for which results may be kept, in seconds."""
+"""Longest time for which results or an upload may be kept, in seconds."""
 REASONS_MAX: Final = 64
 PAGE_TOKEN_CHARS_MAX: Final = 128
 _CHARS_MAX: Final = {
@@ -43,7 +43,7 @@ _ENTRIES_MAX: Final = {
 
 
 def check_spec(spec: pb.JobSpec) -> None:
-    """Raise InvalidRequest, naming the field, if a field is out of bounds."""
+    """Raise InvalidRequest, naming the field, if a field other than `limits` is out of bounds."""
     for field, limit in _CHARS_MAX.items():
         check_length(f"spec.{field}", attrgetter(field)(spec), limit)
     for number, stage in enumerate(spec.stages):

@@ -35,11 +35,11 @@ from sluice.wire.clock import ms_of, timestamp, unix_ms
 COMMIT_S: Final = 0.25
 """How long an outcome waits for others before it is written, in seconds."""
 UNWRITTEN_MAX: Final = 2048
-"""Outcomes that may wait for JetStream; above it nothing is sent."""
+"""Outcomes waiting for JetStream at which nothing more is sent."""
 OUTCOME_BYTES_MAX: Final = 192 * 1024
-"""Largest outcome, in bytes, so that a segment fits into a message."""
+"""Largest answer of an item, in bytes, so that a segment fits into a message."""
 ITEM_TIMEOUT_S: Final = 3600.0
-"""Timeout of an item that waits for idle capacity, in seconds; gateways clamp it to theirs."""
+"""Default timeout of an item, in seconds, long because it waits for idle capacity; gateways clamp it to theirs."""
 NO_GATEWAY_WAIT_S: Final = 0.25
 """Pause of an item while no gateway is connected, in seconds."""
 BAD_LINES_FROM: Final = 100
@@ -77,7 +77,7 @@ class StageAttempt:
         process: the process of the job.
         record: the job.
         stage: number of the stage.
-        metadata: tenant and trace of the calls to gateways.
+        metadata: tenant, API key and trace of the calls to gateways.
         cache: answers by input hash.
         work: counts what the items take of workers.
         spent: cost of earlier attempts and stages.
@@ -140,7 +140,7 @@ class StageAttempt:
         self.bad_lines = self.log.checkpoint.counts.bad_lines
 
     async def run(self, blocks: AsyncIterator[Block], skipped: int = 0) -> None:
-        """Run until every item has an outcome in the log. When stopped, write what has come back.
+        """Run until every item has an outcome in the log. After a cancel, `flush` writes what has come back.
 
         Args:
             blocks: the items.
@@ -187,7 +187,7 @@ class StageAttempt:
                 lambda: self.window.has_room(self.log.done.low_water, self.items_read)
             )
             fresh: Block = []
-            # Items with an outcome were done before this process took over.
+            # Bad lines have their outcome; other items may have been done before this process took over.
             for item in filter(self.register, block):
                 if (answer := self.cache.get(item.input_hash)) is None:
                     fresh.append(item)
@@ -201,7 +201,7 @@ class StageAttempt:
         self.changed.notify()
 
     def register(self, item: Item) -> bool:
-        """Count an item that was read; return whether it has no outcome."""
+        """Count an item that was read, and write the outcome that it comes with; return whether it has none."""
         self.items_read += 1
         if item.position in self.log.done:
             return False
@@ -238,7 +238,7 @@ class StageAttempt:
         return [record for record in jobs if record.job.tenant == self.record.job.tenant]
 
     async def load_answers(self, jobs: Sequence[JobRecord]) -> None:
-        """Load the answers of jobs, for later items that are identical.
+        """Load the answers of jobs, for later items that are identical; only in the first stage, and unless disabled.
 
         A resumed job does not wait for those of its own log: they would save less than waiting
         costs.
@@ -273,7 +273,7 @@ class StageAttempt:
                 self.on_returned(item)
 
     def on_returned(self, item: Item) -> None:
-        """Send an item again later, because the call that carried it is gone."""
+        """Send an item again later: no gateway is connected, or the call that carried it is gone."""
         self.wait_reason = "no gateway responds"
         self.window.on_returned(item, time.monotonic() + NO_GATEWAY_WAIT_S)
         self.changed.notify()
@@ -362,7 +362,7 @@ class StageAttempt:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the input was read and every item has an outcome."""
+        """Whether the input was read and every item has an outcome, written or not."""
         return self.is_input_read and not len(self.window)
 
 

@@ -16,7 +16,7 @@ from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, Jo
 from sluice.v1 import jobs_pb2 as pb
 
 SEGMENT_ITEMS: Final = 256
-"""Outcomes of a segment."""
+"""Most outcomes of a segment."""
 BAD_LINES: Final = frozenset({"BAD_LINE", "DUPLICATE_ID"})
 """Reasons of dead letters that are no items."""
 
@@ -26,8 +26,8 @@ class StageLog:
 
     Attributes:
         key: job, stage and attempt.
-        done: positions that have an outcome in it.
-        checkpoint: state behind all outcomes, written or not; `dead_by_reason` counts what a retry has
+        done: positions of the outcomes that were written, or are being written.
+        checkpoint: state behind the outcomes in `done`; `dead_by_reason` counts what a retry has
             solved as less than zero.
         written: counts of the written outcomes.
         written_bytes: bytes of this process's segments.
@@ -76,7 +76,7 @@ class StageLog:
         return len(self.waiting) >= SEGMENT_ITEMS or self.waiting_bytes >= SEGMENT_BYTES_MAX
 
     def take(self) -> list[ItemOutcome]:
-        """Return what waits, as much as a segment holds, by position."""
+        """Take what waits, as much as a segment holds; return it sorted by position."""
         size = count = 0
         while count < min(SEGMENT_ITEMS, len(self.waiting)) and size < SEGMENT_BYTES_MAX:
             size += self.waiting[count].ByteSize()
@@ -91,6 +91,10 @@ class StageLog:
         Args:
             outcomes: of the segment.
             at_end: whether no outcome comes after those that wait.
+
+        Raises:
+            Fenced: another process wrote meanwhile.
+            StorageFull: JetStream is full.
         """
         point = self.checkpoint
         self.done.add(outcome.position for outcome in outcomes)

@@ -2,10 +2,10 @@
 
 | where | what | written by |
 |---|---|---|
-| bucket `SLUICE_JOBS`, `<job>` | `JobRecord` | the API and the owner, each over the revision that it read |
-| bucket `SLUICE_JOBS`, `upload.<upload>` | `UploadRecord` | whoever receives the file |
-| `sluice.job_inputs.<upload>.<chunk>` | bytes, or `MessageChunk` | the same, or the owner of the job |
-| `sluice.job_results.<job>.<stage>.<attempt>` | `JobSegment` | the owner, each behind the last one it knows |
+| bucket `SLUICE_JOBS`, `<job>` | `JobRecord` | any jobs process, over the revision that it read |
+| bucket `SLUICE_JOBS`, `upload.<upload>` | `UploadRecord` | whoever receives the file or copies messages |
+| `sluice.job_inputs.<upload>.<chunk>` | bytes, or `MessageChunk` | the same |
+| `sluice.job_results.<job>.<stage>.<attempt>` | `JobSegment` | the owner or closer, behind the last one it knows |
 """
 
 import logging
@@ -27,7 +27,7 @@ from sluice.wire.bucket import Bucket
 from sluice.wire.codec import MalformedMessage, pack, unpack
 
 ANSWER_S: Final = 5.0
-"""Timeout of a call to JetStream, in seconds."""
+"""Timeout of a call to JetStream, in seconds; `Bucket` has its own for records."""
 APPEND_S: Final = 1.5
 """Timeout of writing a segment, in seconds; it may be written again: a nats-server that ends loses
 its answer."""
@@ -51,11 +51,15 @@ _FULL: Final = frozenset({10023, 10047, 10077, 10122})
 
 
 class Fenced(Exception):
-    """Another process has written behind the last segment that this process knows, or has claimed the job."""
+    """Another process has claimed the job, or has written its next segment or chunk first; or the job is gone."""
 
 
 class JobStore:
-    """The store. Methods raise TransportUnavailable while JetStream does not respond, StorageFull when it is full."""
+    """The store. Methods raise TransportUnavailable while JetStream does not respond, or refuses a write.
+
+    When a stream is full, those that write chunks or segments raise StorageFull. Those that read segments or chunks
+    of messages raise MalformedMessage for a damaged one.
+    """
 
     def __init__(self, settings: JobsSettings, replicas: int) -> None:
         self._replicas = replicas
@@ -106,7 +110,7 @@ class JobStore:
         """Edit a record as it is now; `edit` raises to refuse, and may be called several times.
 
         Raises:
-            JobUnknown: there is none.
+            JobUnknown: there is none, or it is damaged.
             TransportUnavailable: others write it again and again.
         """
         for _ in range(CHANGE_TRIES):
@@ -123,7 +127,7 @@ class JobStore:
                 yield record
 
     async def uploads(self) -> AsyncIterator[tuple[str, UploadRecord]]:
-        """Yield all uploads with their ids, in no order."""
+        """Yield all uploads with their ids, complete or not, in no order; damaged records are left out."""
         async for key, payload in self._records.read_payloads():
             if key.startswith(UPLOAD) and (record := read_record(UploadRecord, key, payload)):
                 yield key.removeprefix(UPLOAD), record

@@ -19,7 +19,7 @@ OF_TENANT: Final = 2
 THREADS_MAX: Final = 64
 """Threads for one kind of work."""
 WAITING_MAX: Final = 1000
-"""Calls of a tenant that may wait for its threads."""
+"""Calls of a tenant that may run in its threads or wait for them, together."""
 RETRY_AFTER_S: Final = 5.0
 """Retry delay in the error of a tenant with too many waiting calls, in seconds."""
 

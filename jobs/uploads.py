@@ -44,11 +44,14 @@ _T = TypeVar("_T")
 async def store_file(
     store: JobStore, record: UploadRecord, quotas: Quotas, pieces: AsyncIterator[bytes]
 ) -> str:
-    """Store a file in chunks of one size; return its id. Nothing is left of it if that fails.
+    """Store a file in chunks of one size; return its id. If that fails, delete what is stored of it.
+
+    `record` is changed. Errors of `pieces` pass through.
 
     Raises:
         LimitReached: the tenant has as many uploads as it may have.
         StorageFull: the tenant has used its share of the inputs, or JetStream is full.
+        TransportUnavailable: JetStream does not respond.
     """
     quotas.check_count(record.tenant, "uploads")
     upload, digest, waiting = new_upload_id(), hashlib.sha256(), bytearray()
@@ -144,7 +147,13 @@ class ExternalAccess:
             threads.close()
 
     async def post(self, tenant: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
-        """Call a webhook; return the status."""
+        """Call a webhook; return the status.
+
+        Raises:
+            InvalidRequest: it may not be called.
+            Overloaded: too many calls of the tenant wait for webhooks.
+            TransportUnavailable: it did not respond in time.
+        """
         call = partial(self._outbound.post, url, headers, body, webhooks.FIELD)
         return await _within(self._calling, tenant, call)
 
@@ -182,8 +191,9 @@ class ExternalAccess:
         Raises:
             InvalidRequest: it cannot be read.
             LimitReached: see `store_file`.
+            Overloaded: too many calls of the tenant wait for threads.
             StorageFull: see `store_file`.
-            SourceUnreachable: it cannot be reached, or not be read to its end; nor could it in the last try.
+            SourceUnreachable: it cannot be reached, or not be read to its end, in the last try either.
             TransportUnavailable: JetStream does not respond.
         """
         tries = 0

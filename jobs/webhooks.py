@@ -1,8 +1,8 @@
 """Webhooks about the end of a job: signed by the Standard Webhooks specification, with OpenAI's event names.
 
-Each event is sent once, by one process, even if a process is lost: the record of its job says which
-event was sent, and until when a process has the time to send the next one. All processes watch all
-records that change, and scan the others now and then.
+One process at a time sends an event: the record of its job says which event was sent, and until when a
+process has the time to send the next one. If that process is lost, another one sends the same event
+again. All processes watch all records that change, and scan the others now and then.
 
 The receiver checks `webhook-signature` with the secret of the job, and ignores an old
 `webhook-timestamp` and a `webhook-id` that it has seen. A status from 200 to 299 acknowledges the
@@ -85,7 +85,7 @@ def key_of(secret: str) -> bytes:
 
 
 def event_of(job: pb.Job, changes: int = 0) -> Event | None:
-    """Return the event of the state of a job; None if nobody is notified.
+    """Return the event of the state of a job; None if the state has none.
 
     Args:
         job: the job.
@@ -123,6 +123,7 @@ def check(webhook: pb.JobWebhook, outbound: Outbound) -> None:
 
     Raises:
         InvalidRequest: it may not be called, or its secret is malformed.
+        TransportUnavailable: its name cannot be resolved now.
     """
     key_of(webhook.secret)
     outbound.check(webhook.url, FIELD)
@@ -169,7 +170,7 @@ async def send(
 
 
 def pending(record: JobRecord) -> Event | None:
-    """Return the event that was not sent, and that nobody is sending."""
+    """Return the event of a job that was not sent, and that nobody is sending; None: there is none."""
     job = record.job
     if not job.spec.webhook.url or job.closing or unix_ms() < record.notifying_until_unix_ms:
         return None
@@ -182,7 +183,7 @@ class _SentElsewhere(Exception):
 
 
 async def notify(store: JobStore, job: str, post: PostWebhook) -> None:
-    """Send the event of a job, unless another process sends it."""
+    """Send the event of a job, unless another process sends it. Log failures and raise nothing."""
     claimed: list[Event] = []
 
     def claim(record: JobRecord) -> None:

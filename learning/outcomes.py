@@ -1,4 +1,4 @@
-"""Recorded outcomes: rows of prompt_id, prompt, weak, strong and optionally weak_response, checked here once.
+"""Recorded outcomes: rows of prompt_id, prompt, weak, strong and optionally more `COLUMNS`, checked here once.
 
 A row is named by its number in its source; the header is row 1.
 """
@@ -68,9 +68,9 @@ def merge(sources: Sequence[Source]) -> list[RouterOutcome]:
     """Check and join the outcomes of all `sources`.
 
     Raises:
-        BadOutcomes: a column is missing, an id comes twice, a label is no number in [0, 1], a row
-            has no prompt, there are too few rows, or the small model is everywhere the same or
-            never differs from the large one.
+        BadOutcomes: a column is missing, an id comes twice, a label is no number in [0, 1], a row has no id or no
+            prompt, or the quality of the small model, or its distance from the large one, is the same in all rows.
+        TooFewOutcomes: there are fewer than `ROWS_MIN` rows.
     """
     outcomes: list[RouterOutcome] = []
     places: dict[str, str] = {}
@@ -93,7 +93,7 @@ def merge(sources: Sequence[Source]) -> list[RouterOutcome]:
 
 
 def mesh_source(rows: Iterable[StreamOutcomesResponse]) -> Source:
-    """Return what a mesh has recorded of both models; requests that are in a file already are skipped."""
+    """Return what a mesh has recorded of both models; `merge` skips its requests that an earlier source has."""
     cells = [cells_of(row) for row in rows if is_complete(row)]
     return Source(MESH, COLUMNS, cells, repeats=True)
 
@@ -101,7 +101,7 @@ def mesh_source(rows: Iterable[StreamOutcomesResponse]) -> Source:
 def mesh_one_sided(
     rows: Iterable[StreamOutcomesResponse], complete_ids: Set[str]
 ) -> list[OneSided]:
-    """Return what a mesh has recorded of one of the models, without the requests in `known`."""
+    """Return what a mesh has recorded of one of the models, without the requests in `complete_ids`."""
     return [
         OneSided(
             row.prompt,

@@ -58,7 +58,7 @@ def train(
     too, with less weight. Calibration comes from `outcomes` alone.
 
     Raises:
-        TooFewOutcomes: see `outcomes.merge`.
+        TooFewOutcomes: there are fewer than `ROWS_MIN` outcomes.
     """
     if len(outcomes) < ROWS_MIN:
         raise TooFewOutcomes(f"{len(outcomes)} outcomes, at least {ROWS_MIN} are needed")

@@ -12,7 +12,7 @@
 - Every channel gets a changed load, because batchers share the worker; see `ReportDelays.load_s`. Admissions are sent
   within `update_s`, at once if tasks were refused.
 - A second channel of a batcher replaces the first and drops its frames: a batcher that lost its channel sends its tasks
-  again. Until the engine serves the new channel, it carries only heartbeats.
+  again. Until the engine serves the new channel, its reports carry no frames, admissions or grants.
 """
 
 import math
@@ -29,7 +29,7 @@ from sluice.internal.v1 import frame_pb2, worker_pb2
 REPORT_FRAMES_MAX: Final = 1024
 """Maximum number of frames in a report; further ones go with the next report."""
 COALESCED_TOKENS_MAX: Final = 256
-"""Coalesced tokens of a sequence that are sent at once: bounds what a lost worker loses, and the size of a frame."""
+"""Tokens at which a coalesced frame is complete: bounds what a lost worker loses, and the size of a frame."""
 
 Posted = tuple[SequenceStep, frame_pb2.Final | None]
 """A step of a sequence, and its final frame if the sequence has ended."""
@@ -50,13 +50,13 @@ class ResponseSender(Protocol):
 
 @dataclass(frozen=True)
 class ReportDelays:
-    """All delays of reports for the company of others: the worker's part of the latency budget.
+    """All delays by which reports are coalesced: the worker's part of the latency budget.
 
     Attributes:
         soon_s: Maximum delay of ends of coalescing sequences and of free capacity, in seconds.
         update_s: Maximum delay of any other change of the load, and of admissions, in seconds.
         grid_s: Coalesced tokens of all sequences are due at multiples of this time, in seconds, so that they share
-            reports.
+            reports. Those with a shorter coalescing time are due at multiples of that.
     """
 
     soon_s: float = 0.01
@@ -73,7 +73,7 @@ class ReportDelays:
         return min(coalesce_s, self.soon_s)
 
     def load_s(self, before: worker_pb2.WorkerLoad, load: worker_pb2.WorkerLoad) -> float:
-        """Return how long a changed load may be delayed, in seconds; infinite if it is the same."""
+        """Return how long a changed load may be delayed, in seconds; infinite if it can wait for the next report."""
         ended = before.running + before.waiting - load.running - load.waiting
         if load.waiting_tokens < before.waiting_tokens:
             # With all prompts computed, the next tasks may wait at the batcher for exactly this report.
@@ -132,7 +132,7 @@ class Channel:
         """Add a step of a sequence."""
         name = step.request_id
         growing = self.coalesced.get(name)
-        # Tokens of the same attempt join the frame that waits; another attempt begins a new one.
+        # Tokens of the same attempt join the frame that waits; a frame of another attempt replaces it.
         if growing is not None and growing.frame.attempt == step.attempt:
             frame = growing.frame
             messages.extend(frame, step)
@@ -197,7 +197,7 @@ class Channels:
     def open(
         self, opening: worker_pb2.OpenChannel, responses: ResponseSender, now: float
     ) -> ResponseSender | None:
-        """Open or renew a channel; return the sender of the request that is to be ended.
+        """Open or renew a channel; return the sender of the request to end: `responses` if it is outdated; None: none.
 
         A renewed channel keeps everything that it has not sent.
         """
@@ -282,7 +282,7 @@ class Channels:
             channel.load_update_at = min(channel.load_update_at, due_at)
 
     def due(self, now: float) -> list[DueReport]:
-        """Return the reports to send now."""
+        """Return the reports to send now; what they carry leaves the channels."""
         channels = self._channels.values()
         return [self._report(channel, now) for channel in channels if channel.due_at <= now]
 

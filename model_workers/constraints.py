@@ -147,7 +147,7 @@ class CompiledGrammar:
         return self._start.deep_copy()
 
     def reset(self) -> bool:
-        """Drop the cached parser states; return False and change nothing if that would take long."""
+        """Drop the cached parser states; return False and keep them if that would take long."""
         self.masks = 0
         if not self._is_slow:
             self._start = compile_grammar(self._text, self.tokenizer)
@@ -175,7 +175,9 @@ class TokenMatcher:
         self._ended = False
 
     def mask(self) -> NDArray[np.int32]:
-        """Return the allowed next tokens: bit `t % 32` of word `t // 32`; tokens beyond the last word are not allowed.
+        """Return the allowed next tokens: bit `t % 32` of word `t // 32`.
+
+        Tokens beyond the last word are not allowed, and after a stop token none is.
 
         Raises:
             MatcherError: No token is allowed, or the mask cannot be computed within the limits.

@@ -40,7 +40,7 @@ def render_repository(settings: Settings, folder: Path) -> None:
     """Write one Triton model per worker of each configured model into `folder`, creating it if needed.
 
     Raises:
-        SettingsError: A relative model folder is missing, or the models do not fit on their devices.
+        SettingsError: A model folder is missing, a GGUF file cannot be converted, or as `place`.
     """
     for name, model in place(settings.models).items():
         _render(model, name, folder)
@@ -86,11 +86,11 @@ def _absolute(path: str) -> str:
 def place(models: Sequence[ModelSettings]) -> Mapping[str, ModelSettings]:
     """Return the settings of each worker by its name in Triton: on one device, with a share of its memory.
 
-    The other workers of a device have equal parts of what the set shares leave. Classifiers and echo engines have no
-    cache and do not count; models on upstream servers have no worker in Triton.
+    Workers without a set share have equal parts of what the set ones leave on their device. Engines without a cache do
+    not count (see `CACHING`); models on upstream servers have no worker in Triton.
 
     Raises:
-        SettingsError: The shares of a device add up to more than 1.
+        SettingsError: The shares of a device add up to more than 1, or leave nothing for its other workers.
     """
     here = [model for model in models if model.server is None]
     workers = {name: worker for model in here for name, worker in _workers(model)}
@@ -124,7 +124,7 @@ def _placed(group: tuple[int, ...]) -> dict[str, object]:
 
 
 def _devices(worker: ModelSettings) -> Sequence[str]:
-    """Return the devices of a worker. All names of the first device, or of the CPU without one, are the same."""
+    """Return the devices of a worker; "auto" and "cuda" are `cuda:0`, also where there is none."""
     if worker.device == "cpu":
         return ("cpu",)
     if worker.tensor_parallel > 1:

@@ -114,10 +114,11 @@ def check_room(header: GgufFile, folder: Path) -> None:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model in `file` to `folder`; wait for a running conversion of the same file.
+    """Write the model in `file` to `folder` unless it is there; wait for a running conversion of the same file.
 
     Raises:
         SettingsError: The file cannot be converted, or does not fit into memory or disk.
+        OSError: The file cannot be opened, or the folder not be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:

@@ -102,7 +102,7 @@ class Grants:
         return holder.epoch if holder is not None else 0
 
     def take(self, batch: worker_pb2.Batch, now: float) -> None:
-        """Count a batch that has arrived, refused tasks included."""
+        """Count a batch that has arrived, refused tasks included, and set what its batcher still has queued."""
         if (holder := self._holders.get(batch.batcher)) is not None:
             holder.sent_tasks += len(batch.tasks)
             holder.sent_tokens += sum(task.cache_tokens for task in batch.tasks)
@@ -117,7 +117,7 @@ class Grants:
     def give(
         self, load: worker_pb2.WorkerLoad, now: float, owners: Iterable[str] = ()
     ) -> Mapping[str, Grant]:
-        """Return the grants of all batchers after a step or a command; `owners` are those of all sequences."""
+        """Return the grants of all batchers; `owners` has the batcher of each sequence in the engine."""
         # Rule 6.
         if self.withdrawn or load.batch_running:
             return {

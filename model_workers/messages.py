@@ -1,6 +1,6 @@
 """Conversion between the wire's messages and the engine's types.
 
-A task becomes a valid `SequenceSpec` or is refused here; inside the engine sequences are trusted.
+A task becomes a valid `SequenceSpec` or is refused here; engines check only what depends on the model and their state.
 """
 
 import math

@@ -89,7 +89,7 @@ def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer:
     """Compare the tokens of a model and of its draft, by `tokenizer.json` of both.
 
     Raises:
-        SettingsError: They differ.
+        SettingsError: They differ, or one cannot be read.
     """
     if _vocabulary(tokenizer) != _vocabulary(draft_tokenizer):
         raise SettingsError(

@@ -10,6 +10,8 @@ from threading import Thread
 def exit_with_parent(on_term: Callable[[], None] = lambda: None) -> None:
     """Start a thread that ends this process: at once when its parent has ended, after `on_term` on SIGTERM.
 
+    Call it on the main thread, which alone may set signal handlers.
+
     A stub whose server was killed can live on for minutes, with the model's memory and a full engine. The parent-death
     signal of Linux does not help: it is sent when the *thread* that started the stub ends, in Triton one that loads
     models.

@@ -37,10 +37,12 @@ class RankProcesses:
     """The processes of ranks 1 and up; see `Followers`."""
 
     def __init__(self, settings: ModelSettings, on_lost: Callable[[], None]) -> None:
-        """Start the ranks and join them as rank 0.
+        """Start the ranks and join them as rank 0; `on_lost` is called on another thread when one ends before `close`.
 
         Raises:
             SettingsError: There are more ranks than devices.
+            SetupError: There is no free port.
+            RuntimeError: The ranks did not meet within `MEET_S`.
         """
         devices = rank_devices(settings)
         port = free_port()
@@ -97,7 +99,7 @@ def rank_devices(settings: ModelSettings) -> Sequence[torch.device]:
 
 
 def meet(devices: Sequence[torch.device], rank: int, port: int) -> None:
-    """Join the process group of the ranks, on this rank's device."""
+    """Join the process group of the ranks, on this rank's device; set its variables in this process's environment."""
     device = devices[rank]
     # What transformers reads: it takes the device of the number LOCAL_RANK.
     environment = {"RANK": rank, "WORLD_SIZE": len(devices), "LOCAL_RANK": device.index or 0}

@@ -1,7 +1,7 @@
 """Finds an engine that hangs: its thread takes far longer than its recent steps did.
 
 The engine's thread marks the begin and the end of its work; another thread looks at intervals. Time counts only while
-that thread runs too, so that a suspended process or a paused machine is no hanging engine.
+the looking thread runs too, so that a suspended process or a paused machine is no hanging engine.
 """
 
 from collections import deque

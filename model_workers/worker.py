@@ -35,9 +35,9 @@ from sluice.wire.codec import MalformedMessage
 INBOX_MAX: Final = 1024
 """Maximum number of commands that wait for the engine's thread."""
 ALONE_S: Final = 0.1
-"""Time between isolating a sequence and its step, in seconds; longer than any delay of a report."""
+"""Time between isolating a sequence and its step, in seconds; longer than reports delay ends, admissions and grants."""
 FAULTS_MAX: Final = 3
-"""Steps that may raise in succession before the worker gives up: its device may be lost."""
+"""Number of steps that raise in succession at which the worker gives up: its device may be lost."""
 JOIN_S: Final = 5.0
 """How long `Worker.stop` waits for each thread, in seconds."""
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class InboxFull(Exception):
-    """The engine's thread is too slow, or has ended."""
+    """The engine's thread is too slow, or the worker is stopping."""
 
 
 def notify(changed: Condition) -> None:
@@ -78,10 +78,11 @@ class Worker:
     ) -> None:
         """Create a worker that is not started.
 
-        - `on_fault`: Called after an exception that ends the work was logged, and when the engine hangs.
-        - `changed`: Notified when the engine has something to do that came through no command.
+        - `on_fault`: Called on a thread of the worker after an exception that ends it was logged, and while the engine
+          does not recover from hanging.
+        - `changed`: The engine's thread waits on it; see `notify`.
         - `isolates`: Whether sequences are computed in this process, so that one may end the others with it. Then the
-          engine's thread has a lower priority than those of messages.
+          engine's thread gets the priority in the variable `ENGINE_NICE`.
         - `inbox_max`: See `INBOX_MAX`.
         - `alone_s`: See `ALONE_S`.
         """
@@ -148,7 +149,8 @@ class Worker:
 
         Raises:
             MalformedMessage: The request is incomplete; nothing was sent to `responses`.
-            InboxFull: The request was not queued; nothing was sent to `responses`.
+            InboxFull: The request was not queued, and nothing was sent to `responses`. A new channel is open anyway,
+                and may have sent a heartbeat.
         """
         batch = None
         match request.WhichOneof("message"):
@@ -354,7 +356,7 @@ class Worker:
         now: float,
         cause: "frame_pb2.ReturnCause.ValueType" = frame_pb2.RETURN_CAUSE_UNSPECIFIED,
     ) -> worker_pb2.WorkerLoad:
-        """Post steps to their batchers, `cause` with those that are returned; return the load."""
+        """Post steps to their batchers, their ends with `cause`; return the load."""
         by_batcher: defaultdict[str, list[Posted]] = defaultdict(list)
         for step in steps:
             timings, final = self._telemetry.add_step(step, now), None

@@ -114,7 +114,7 @@ def parse_costs(lines: Iterable[str]) -> Costs:
 
 
 def times(trace: Iterable[Arrival]) -> dict[str, float]:
-    """Return percentiles of time to first token and latency of answered interactive requests, in seconds."""
+    """Return `TIMES` of the answered interactive requests, in seconds; 0 if there are none."""
     interactive = [arrival for arrival in trace if arrival.priority_class == "interactive"]
     first = percentiles(arrival.ttft_s for arrival in interactive)
     last = percentiles(arrival.latency_s for arrival in interactive)
@@ -123,7 +123,7 @@ def times(trace: Iterable[Arrival]) -> dict[str, float]:
 
 
 def simulated(trace: Sequence[Arrival], setup: Setup) -> list[Arrival]:
-    """Return the same requests with their times in a simulation; all of them end."""
+    """Return the same requests with their times in a simulation, in order of arrival; all must finish within it."""
     outcomes = simulate(sorted(trace, key=lambda arrival: arrival.at_s), setup).outcomes
     assert all(outcome.ending is Ending.FINISHED for outcome in outcomes)
     return [replace(o.arrival, ttft_s=o.ttft_s, latency_s=o.latency_s) for o in outcomes]
@@ -133,7 +133,7 @@ def fit_load(trace: Sequence[Arrival], setup: Setup) -> Setup:
     """Fit the slowdown of the shared cores and the delay of the links to a recorded trace.
 
     Minimizes the squared differences of the logarithms of `times`, measured under load and
-    simulated.
+    simulated. `setup` must have `sharing`.
 
     Raises:
         SimulationError: no interactive request of the trace was answered.

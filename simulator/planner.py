@@ -46,7 +46,7 @@ def plan_trace(
     """Bisect over the number of workers; `Setup.workers` is ignored.
 
     Raises:
-        SimulationError: not even `workers_max` are enough.
+        SimulationError: not even `workers_max` are enough, or a request is longer than a worker's cache.
     """
 
     @cache
@@ -107,7 +107,7 @@ def plan_job(
 
     Args:
         documents: how many there are.
-        hours: until when they are done.
+        hours: time in which they must be done.
         mix: lengths of documents and answers.
         setup: policy, cost and limits of a worker.
         seed: of the drawn lengths.
@@ -115,6 +115,9 @@ def plan_job(
         cost_error: relative error of the cost of a step.
         processes: what a document costs the processes beside the workers.
         worker_hour_price: price of a worker for an hour.
+
+    Raises:
+        SimulationError: a document is longer than a worker's cache.
     """
     rng, trace = Random(seed), []
     for _ in range(SAMPLE_DOCUMENTS):

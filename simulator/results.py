@@ -101,7 +101,7 @@ DEFAULT_SLOS: Final[Mapping[str, Slo]] = {
     "standard": Slo(ttft_s=5.0),
     "bulk": Slo(),
 }
-"""First token times that the batcher's default policy aims at; bulk only has to end."""
+"""Objectives of classes for which none are given; bulk only has to end."""
 
 
 def parse_slos(texts: Iterable[str]) -> dict[str, Slo]:

@@ -65,7 +65,7 @@ class Setup:
 
 
 def simulate(trace: Sequence[Arrival], setup: Setup) -> History:
-    """Simulate a trace, which is in order of time.
+    """Simulate a trace, which is in order of time and not empty.
 
     Raises:
         SimulationError: a request is longer than a worker's cache.

@@ -157,7 +157,7 @@ class Recording:
             self._cancelled.pop(task.request_id, None)
             return
         if task.attempt:
-            return  # Its first attempt came before the recording began.
+            return  # Its first attempt came before the recording began, or has ended in it.
         if len(self._pending) >= self._pending_max:
             self.dropped += 1
             return

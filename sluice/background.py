@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
-    """Return when `event` is set, or after `timeout_s` seconds."""
+    """Return when `event` is set, or after `timeout_s` seconds (None: never before)."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()

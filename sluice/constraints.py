@@ -43,7 +43,7 @@ _JSON_OPTIONS: Final[Any] = {
 
 
 GRAMMAR_MAX_BYTES: Final = 128 << 10
-"""Of calls of tools; one so long compiles in about a second."""
+"""Largest grammar of tool calls, in bytes; one so long compiles in about a second."""
 _MAX_BYTES: Final = {
     "json_schema": JSON_SCHEMA_MAX_BYTES,
     "regex": REGEX_MAX_BYTES,
@@ -61,7 +61,7 @@ def json_grammar(schema: str) -> str:
     """Return the grammar of JSON texts that `schema` accepts.
 
     Raises:
-        ConstraintInvalid: it is too long, or no JSON object.
+        ConstraintInvalid: it is too long, no JSON object, or cannot be enforced.
     """
     _check_size(schema, JSON_SCHEMA_MAX_BYTES)
     # The schema that accepts everything, which the library takes as an object only.
@@ -122,7 +122,7 @@ def reason_of(matcher: LLMatcher) -> str:
 
 
 MULTIPLE_MAX: Final = 10_000
-"""Of `multipleOf`, also of the product of those that hold together: the automaton has a state for each remainder."""
+"""Largest `multipleOf`, also largest product of those that hold together: the automaton has a state a remainder."""
 
 
 def problem_before(kind: str, text: str) -> str | None:
@@ -214,7 +214,7 @@ def _bits(words: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 @lru_cache
 def _bytes() -> LLTokenizer:
-    """Return one token a byte."""
+    """Return a tokenizer with one token for each byte."""
     return LLTokenizer("byte")
 
 

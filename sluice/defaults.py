@@ -30,7 +30,7 @@ ROLES: Final = (CALLER, OPERATOR, AUDITOR)
 LABELS_MAX: Final = 32
 LABEL_KEY_CHARS_MAX: Final = 64
 LABEL_VALUE_CHARS_MAX: Final = 512
-"""Of a request, and of a job, whose items have its labels."""
+"""Most labels of a request or job, and most characters of a key and of a value. Items have the labels of their job."""
 LABELS_BYTES_MAX: Final = 16 * 1024
 """Keys and values of all labels together, as UTF-8: they are kept with every record, audit entry and job."""
 

@@ -1,4 +1,4 @@
-"""Every error a caller can see, one tree.
+"""Every error a caller can see, one tree; HTTP alone has two more (`gateway.http`).
 
 | class | gRPC code | reason | details beside ErrorInfo |
 |---|---|---|---|
@@ -78,7 +78,7 @@ class SluiceError(Exception):
     Attributes:
         metadata: facts for programs.
         violations: fields that are wrong.
-        retry_after_s: when a new try may succeed, seconds; None where a retry does not help.
+        retry_after_s: when a new try may succeed, in seconds; None: not known, or a retry does not help.
     """
 
     code: ClassVar[StatusCode] = StatusCode.INTERNAL
@@ -300,7 +300,10 @@ BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
 
 
 def from_status(status: status_pb2.Status) -> SluiceError | None:
-    """Return the error that `SluiceError.to_status` made, or None for a foreign status."""
+    """Return the error that `SluiceError.to_status` made, or None for a foreign status.
+
+    An unknown reason becomes an InternalError.
+    """
     info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
     if not _has(status, info) or info.domain != DOMAIN:
         return None

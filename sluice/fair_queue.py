@@ -2,8 +2,8 @@
 
 Every tenant is a `Flow` with a virtual time: the cost of what it was given, divided by its weight. The waiting flow
 with the smallest virtual time is next. A flow that does not wait accumulates no credit: when it returns, it starts at
-the virtual time of the flow that was served last. The caller chooses the cost of an item (1 for a request, its tokens),
-may correct it later, and keeps the items: a subclass of `Flow` holds those of one tenant.
+the virtual time of the flow that was served last, unless its own is later. The caller chooses the cost of an item (1
+for a request, its tokens), may correct it later, and keeps the items: a subclass of `Flow` holds those of one tenant.
 
 P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996. While two flows wait, what they are given differs, divided
 by their weights, by at most the largest cost of an item of each.
@@ -39,7 +39,7 @@ class Flow:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has items, also such as are served out of turn."""
+        """Whether it waits. A subclass whose items may wait out of turn overrides this."""
         return self.key is not None
 
 

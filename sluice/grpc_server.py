@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 CONNECTIONS_MAX: Final = 4096
-"""Open connections of gRPC, and of HTTP. Each takes a file and memory, and needs no credentials."""
+"""Most open connections of gRPC, and as many of HTTP. Each takes a file and memory, and needs no credentials."""
 HANDSHAKE_S: Final = 5.0
 """How long a connection may take until TLS and HTTP/2 are set up, in seconds; gRPC's default is 120."""
 CLIENT_PINGS_MS: Final = 500
@@ -83,7 +83,7 @@ class HealthService:
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """Return the status of a service."""
+        """Return the status of a service; abort with NOT_FOUND if it is not served."""
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, _NOT_SERVED)

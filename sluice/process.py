@@ -66,7 +66,10 @@ class Program:
     """Whether SIGHUP reloads its settings (`sluice.wire.reload`): before it can, and while it drains, it is ignored."""
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run the process and return its exit code: 0 after a clean end, 1 if it cannot start."""
+        """Run the process and return its exit code: 0 after a clean end, 1 after an error that `serve` may raise.
+
+        Wrong arguments raise SystemExit (argparse).
+        """
         parser = argparse.ArgumentParser(prog=self.name, description=self.about)
         parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
         parser.add_argument("--id", default="", help="name of this process; unset: a random one")

@@ -103,7 +103,7 @@ def listening_at(address: str, key: str, otherwise: str = "") -> tuple[str, int]
     """Return host and port of `address`, where a server is about to listen; `otherwise` is the remedy in the error.
 
     Raises:
-        SetupError: it is taken, or the address is none of this machine.
+        SetupError: it is not HOST:PORT, is taken, or is none of this machine.
     """
     host, port = split_address(address, key)
     if problem := listen_problem(host, port):
@@ -124,6 +124,7 @@ def check_reach(settings: Settings, key: str, address: str) -> None:
 
     Raises:
         SettingsError: `address` can be reached from other machines, and one of them is missing.
+        SetupError: `address` is not HOST:PORT.
     """
     host, _ = split_address(address, key)
     missing = []

@@ -95,7 +95,7 @@ def open_channel(
 
 
 def server_credentials(folder: Path, client_cas: Sequence[Path] = ()) -> grpc.ServerCredentials:
-    """Return credentials of a server: each handshake reads the files anew; broken ones leave the last good ones in use.
+    """Return credentials of a server. A handshake reads files that have changed; broken ones leave the last good ones.
 
     Args:
         folder: Folder of the certificate.
@@ -117,7 +117,11 @@ def server_credentials(folder: Path, client_cas: Sequence[Path] = ()) -> grpc.Se
 
 
 def server_context(folder: Path, client_cas: Sequence[Path], protocol: str) -> ssl.SSLContext:
-    """Return the same as `server_credentials` for a server that is not gRPC and speaks `protocol` (ALPN)."""
+    """Return the same as `server_credentials` for a server that is not gRPC and speaks `protocol` (ALPN).
+
+    Raises:
+        SettingsError: as `read_pair` and `read_authorities`.
+    """
     read = partial(_context, folder, client_cas, protocol)
     files = _Files(read, folder / CERTIFICATE, folder / KEY, *client_cas)
     first = files.current
@@ -158,7 +162,7 @@ class ClientContext:
         self._load()
 
     def refresh(self) -> None:
-        """Read changed files; broken ones leave the last good ones in use."""
+        """Read changed files; broken ones leave the last good ones in use. Removed authorities stay accepted."""
         authorities = self._files.changed()
         if authorities is not None:
             self.context.load_verify_locations(cadata=authorities)
@@ -186,7 +190,7 @@ class _Files(Generic[_T]):
         self.current = read()
 
     def changed(self) -> _T | None:
-        """Return the content if it has changed since the last call; else None."""
+        """Return the content if it has changed since the last call; None if not, or if it is broken."""
         seen, self._seen = self._seen, self._stamps()
         if seen == self._seen:
             return None

@@ -68,7 +68,7 @@ class Authority:
         return self.folder / process
 
     def ensure(self, processes: Iterable[str], hosts: Sequence[str] = ()) -> list[Path]:
-        """Make what is missing, broken, about to expire, or not valid for one of `hosts`, and return the files.
+        """Make what is missing, broken, about to expire, or not valid for one of `hosts`; return the new certificates.
 
         Raises:
             SetupError: a file cannot be written, or the authority's key is gone.
@@ -110,7 +110,11 @@ class Authority:
         return [_issued("ca", self.ca), *(_issued(file.parent.name, file) for file in files)]
 
     def renew(self, processes: Iterable[str]) -> list[Path]:
-        """Issue new certificates of `processes` for the same names."""
+        """Issue new certificates of `processes`, of all if it is empty, for the same names; return their files.
+
+        Raises:
+            SetupError: a process has no certificate, or as `issue` and `issued`.
+        """
         by_process = {one.process: one for one in self.issued() if one.file != self.ca}
         process_ids = list(processes) or list(by_process)
         unknown = [process for process in process_ids if process not in by_process]

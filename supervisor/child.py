@@ -79,7 +79,7 @@ class Child:
         started_unix_ms: when it started, milliseconds since the Unix epoch.
         log_start: how long the log was when it started, bytes.
         ending: whether it was asked to end.
-        ended_by_parts: whether all that counts in it has ended, and it was killed.
+        ended_by_parts: whether it was killed after its parts had ended, or had not within their bound.
         exited: done with the exit code (negative: the signal) when it has ended and is reaped.
     """
 
@@ -124,7 +124,10 @@ class Child:
             self._process.send_signal(sent)
 
     async def end(self, bound_s: float) -> int:
-        """Send SIGTERM, and SIGKILL when it has not ended after `bound_s` seconds; return the exit code."""
+        """Send SIGTERM, and SIGKILL when it has not ended after `bound_s` seconds; return the exit code.
+
+        If it has parts (`ChildSpec.parts_of`), they get the SIGTERM, and it is always killed after them.
+        """
         self.ending = True
         if self.alive and (parts := self._spec.parts_of(self.pid)):
             await asyncio.to_thread(_end_all, parts, bound_s)
@@ -140,7 +143,7 @@ class Child:
             return await self.exited
 
     def kill_now(self) -> None:
-        """Kills it with its group and reaps it without the loop's help: the last resort of a shutdown."""
+        """Kill it with its group and reap it without the loop's help: the last resort of a shutdown."""
         if not self.alive:
             return
         self._process.kill()

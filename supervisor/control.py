@@ -56,7 +56,7 @@ def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -
     `on_wait` is told each time that other processes are waited for.
 
     Raises:
-        SetupError: a process does not end, or the supervisor belongs to another user.
+        SetupError: a process does not end, or the supervisor belongs to another user or has no state yet.
     """
     begun, seen = time.monotonic(), state.read()
     pid, killed = None, False
@@ -98,7 +98,10 @@ def await_end(
     on_wait: OnWait,
     silent_s: float = WAIT_REPORTED_S,
 ) -> bool:
-    """Wait for the end of the supervisor; report which of its processes it waits for after `silent_s`."""
+    """Wait for the end of the supervisor, and return whether it ended in time.
+
+    After `silent_s` seconds it calls `on_wait` whenever the processes that still run are others.
+    """
     until, reported = time.monotonic() + bound_s, tuple[str, ...]()
     while (left_s := until - time.monotonic()) > 0:
         if has_ended(pid, min(silent_s, left_s)):
@@ -116,7 +119,8 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
     """Check `config` and have the supervisor put it into force, all or nothing.
 
     Without `config` the file that `sluice up` was given is read again, without one there the present configuration;
-    word lists and model folders that it names in any case.
+    word lists and model folders that it names in any case. Changes the working directory of
+    this process meanwhile.
 
     Raises:
         SetupError: no mesh runs there, a model cannot be loaded, or a process does not answer.

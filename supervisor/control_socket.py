@@ -22,7 +22,7 @@ Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 async def listen(root: Path, answer: Answer) -> asyncio.Server:
-    """Answers each command until the server is closed, an error with its kind and text.
+    """Answer each command in `root` until the server is closed, an error with its kind and text.
 
     A command goes on when its caller has gone.
     """

@@ -32,7 +32,7 @@ def start_detached(
     `on_progress` is told each step of the start.
 
     Raises:
-        SetupError: it did not start; what the supervisor said, or the last lines of its log.
+        SetupError: a mesh runs there, or it did not start: what the supervisor said, or the end of its log.
         SettingsError: the configuration cannot work.
     """
     if state.is_locked():

@@ -1,8 +1,8 @@
 """The disk of a mesh: what a start needs, what streams may take, and what happens when it was full.
 
 nats-server reserves the limit of each stream when the stream is made, by default from three quarters of the disk that
-is free at that moment. So a mesh started only on a disk with room for all that it might ever keep, and did not start
-again on one that had filled up since. Its limit is set from the settings instead (`file_limit`): streams that fit their
+is free at that moment. With that a mesh would start only on a disk with room for all that it might ever keep, and not
+again on one that has filled up since. So its limit is set from the settings (`file_limit`): streams that fit their
 limits are never refused, and a start needs `START_BYTES`.
 
 A stream whose write found no room takes none until nats-server is started again, and publishers get no answer.
@@ -109,7 +109,10 @@ def _size(size: float) -> str:
 
 
 def nats_watcher(store: Path, log: Path, check_s: float = CHECK_S) -> Watcher:
-    """Restart nats-server when it could not write to `store` and the disk has room again; `log` is its output."""
+    """Return a watcher that restarts nats-server when it could not write to `store` and the disk has room again.
+
+    `log` is the output of nats-server.
+    """
 
     async def watcher(child: Child) -> None:
         failed, position = False, child.log_start

@@ -70,6 +70,6 @@ async def _health_of(channel: grpc.aio.Channel, service: str) -> str:
 
 
 async def denies(address: str, service: str, tls: Path | None = None) -> bool:
-    """Whether the gateway at `address` answers, and says that it does not serve `service`, or does not know it."""
+    """Return whether the gateway at `address` answers, and says that it does not serve or know `service`."""
     async with open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel:
         return await _health_of(channel, service) in ("NOT_SERVING", "SERVICE_UNKNOWN", "NOT_FOUND")

@@ -48,16 +48,16 @@ from supervisor.triton import wait_for_triton
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-"""Takes one step of the start of a mesh, in words."""
+"""Takes one step of the start or the stop of a mesh, in words."""
 GATEWAY_START_S: Final = 60.0
-"""What batcher and gateway may take on top of NATS and Triton, seconds."""
+"""How long remote workers, jobs and gateways may take to be ready, on top of `triton.start_s`, in seconds."""
 
 
 class Mesh:
     """A running mesh.
 
     Processes are named "nats", "triton-MODEL", "remote-MODEL", "batcher", "gateway" and "jobs"; external ones are
-    missing. From the second gateway on the names have a number: "gateway.1".
+    missing. From the second of a kind on the names have a number: "gateway.1", "triton-MODEL.1".
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Mesh:
 
     @property
     def settings(self) -> Settings:
-        """With every address filled in, as of the last reload."""
+        """The settings with every address filled in, as of the last reload."""
         return self._reload.settings
 
     @property
@@ -90,7 +90,7 @@ class Mesh:
 
     @property
     def nats_url(self) -> str:
-        """Of the embedded or the external server."""
+        """URL of the embedded or external server; may have a password, which `redact_url` removes."""
         assert self.settings.nats.url is not None
         return self.settings.nats.url
 
@@ -128,7 +128,9 @@ class Mesh:
         """Start everything and return when every gateway is ready.
 
         Raises:
-            SetupError: a process ended, or a gateway was not ready in time.
+            SetupError: a process ended, or a server was not ready in time.
+            SettingsError: a certificate cannot be used, or the workers do not fit on their devices.
+            TimeoutError, NatsUnreachable: the embedded NATS did not answer in time.
         """
         begun, during_start = time.monotonic(), self.supervisor.during_start
         tls, gateways = self.settings.tls.mesh, self.address.split(",")
@@ -199,7 +201,8 @@ async def running_mesh(
 
     Raises:
         SetupError: something is missing, taken, broken or did not start; one line that says what to do.
-        SettingsError: a model cannot be served.
+        SettingsError: a model cannot be served, or a setting does not fit the others.
+        TimeoutError, NatsUnreachable: the embedded NATS did not answer in time.
     """
     with _state_root(state_dir) as root:
         state = StateDir(root)
@@ -267,6 +270,7 @@ async def running_worker(
     Raises:
         SetupError: something is missing, taken or did not start.
         SettingsError: a model cannot be served.
+        TimeoutError: the models were not loaded within `triton.start_s`.
     """
     here = _served_here(settings)
     check_models(here)

@@ -27,14 +27,14 @@ from supervisor.triton import STUB, TritonConfig, remove_shared_memory, wait_for
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
-"""How often the states of the processes are read, of all in one moment; one that is stopped twice in succession counts
-as lost, seconds."""
+"""Interval at which the states of the processes are read, in seconds, by all watchers at the same moments. A process
+that is stopped at two readings in succession counts as lost."""
 
 
 async def until_lost(server: Child, config: TritonConfig, start_s: float) -> None:
     """Wait until a model's process of `server` has ended, or until it or the server is suspended.
 
-    The server may take `start_s` seconds to start.
+    The server may take `start_s` seconds to start. Return at once if a model has no process then.
 
     Raises:
         TimeoutError: it did not start in time.
@@ -90,7 +90,7 @@ async def first_lost(pids: Collection[int]) -> None:
 
 
 async def kill_when_stopped(child: Child) -> None:
-    """Kills a process that is stopped (SIGSTOP): a new one is there before somebody lets it go on."""
+    """Wait until a process is suspended (SIGSTOP) and kill it: a new one is there before somebody lets it go on."""
     await first_lost([child.pid])
     if child.alive and not child.ending:
         logger.warning("process %d is suspended (SIGSTOP), killing it", child.pid)
@@ -98,7 +98,10 @@ async def kill_when_stopped(child: Child) -> None:
 
 
 def triton_watcher(config: TritonConfig, start_s: float) -> Watcher:
-    """Kill a server when a process of it is lost, and remove Triton's shared memory when it ends."""
+    """Return a watcher that kills a server when a process of it is lost, and removes its shared memory when it ends.
+
+    What a former server of that prefix left in shared memory is removed at once.
+    """
     remove_shared_memory(config.shm_prefix)  # a supervisor that was killed could not
 
     async def watcher(child: Child) -> None:

@@ -113,7 +113,7 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
 
 
 def nats_environment(config: NatsConfig) -> dict[str, str]:
-    """Return the arguments and environment that the configuration file lacks."""
+    """Return the variables that nats-server needs beside its configuration file."""
     key = config.encryption_key
     environment = {_MEMORY_VARIABLE: os.environ.get(_MEMORY_VARIABLE, MEMORY)}
     if key is not None:
@@ -122,7 +122,7 @@ def nats_environment(config: NatsConfig) -> dict[str, str]:
 
 
 def _check_key(config: NatsConfig) -> None:
-    """Check that the store is encrypted with this key, or with none if there is none."""
+    """Raise SetupError if the store is encrypted with another key than this one; note this one."""
     check, key = config.store / _KEY_CHECK, config.encryption_key
     digest = "" if key is None else hashlib.sha256(f"sluice nats {key}".encode()).hexdigest()
     stored_digest = check.read_text(encoding="utf-8") if check.exists() else ""

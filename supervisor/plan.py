@@ -144,8 +144,8 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     """Check `settings` and this machine, and pick ports; start nothing and write nothing.
 
     Raises:
-        SetupError: something on this machine is missing or taken.
-        SettingsError: a model folder is broken.
+        SetupError: something on this machine is missing or taken, or an external server does not answer.
+        SettingsError: a model cannot be served, or a setting does not fit the others.
     """
     check_models(settings)
     ports = Ports()
@@ -193,7 +193,7 @@ def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> Me
 
 
 def version_folder(plan: MeshPlan, model: ModelSettings) -> Path:
-    """Of a version of a model: its Triton repository, or where the file of remote workers goes."""
+    """Return the folder of a version of a model: of its Triton repositories, or of the file of its remote workers."""
     return plan.state.versions / model.task_name
 
 
@@ -243,7 +243,7 @@ def _secured(plan: MeshPlan) -> MeshPlan:
 
 
 def certify(plan: MeshPlan) -> None:
-    """Issue the certificates that are missing or about to expire.
+    """Issue the certificates that are missing, broken, about to expire, or not valid for the hosts of the gateways.
 
     Raises:
         SetupError: a file cannot be written.
@@ -291,7 +291,7 @@ def plan_triton(
 
 
 def shm_prefix(root: Path) -> str:
-    """Prefix of this folder's shared memory: the same at every start, so that what a killed server left is found."""
+    """Return the prefix of a folder's shared memory, the same at every start: what a killed server left is found."""
     return f"sluice_{hashlib.sha256(bytes(root)).hexdigest()[:12]}_"
 
 
@@ -315,7 +315,7 @@ def embedded_models(settings: Settings) -> tuple[ModelSettings, ...]:
 
 
 def check_models(settings: Settings) -> None:
-    """Check that every model can be served."""
+    """Raise SettingsError if a model cannot be served."""
     for model in settings.models:
         check_model(model)
 
@@ -410,7 +410,7 @@ def _plan_remotes(settings: Settings, state: StateDir, ports: Ports) -> tuple[Re
 
 
 def _check_external(key: str, *urls: str) -> None:
-    """One of several servers is enough."""
+    """Raise SetupError unless at least one of several servers accepts a connection."""
     addresses = [url.rpartition("://")[2].rpartition("@")[2].rstrip("/") for url in urls]
     hosts = [split_address(address, key) for address in addresses]
     if not any(answers(host, port, EXTERNAL_BOUND_S) for host, port in hosts):
@@ -419,7 +419,7 @@ def _check_external(key: str, *urls: str) -> None:
 
 
 def _resolved(plan: MeshPlan) -> MeshPlan:
-    """Return `plan` with all addresses in its settings: those of the first gateway, and of every worker and job."""
+    """Return `plan` with all addresses in its settings: of the first gateway, all workers and all jobs processes."""
     settings, first = plan.settings, plan.gateways[0]
     models = tuple(_served_by(model, plan.tritons, plan.remotes) for model in settings.models)
     settings = settings.model_copy(update={"models": models})

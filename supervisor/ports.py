@@ -5,13 +5,13 @@ from sluice.startup import LOOPBACK, free_port, is_loopback, listen_problem, spl
 
 
 class Ports:
-    """Those that are taken so far. Methods raise SetupError for one that cannot be; `key` names the setting."""
+    """The ports that are taken so far. Methods raise SetupError for one that cannot be; `key` names the setting."""
 
     def __init__(self) -> None:
         self._used_ports: set[int] = set()
 
     def take(self, key: str, host: str, port: int) -> int:
-        """Return `port`, or a free port for 0."""
+        """Take `port`, or a free port for 0, and return it."""
         if port == 0:
             port = free_port(host, self._used_ports)
         elif problem := listen_problem(host, port):
@@ -41,7 +41,7 @@ class Ports:
         return self.addresses(key, address, count)
 
     def pages(self, process: str, address: str | None, count: int = 1) -> list[str | None]:
-        """Where `count` processes of a kind have their metrics; without `address` nowhere."""
+        """Return where `count` processes of a kind have their metrics; without `address` nowhere."""
         if address is None:
             return [None] * count
         return [*self.own(f"telemetry.prometheus.{process}", address, count)]

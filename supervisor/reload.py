@@ -101,7 +101,7 @@ class Reload:
         self._server = await listen(self._plan.state.root, self._answer)
 
     async def stop(self) -> None:
-        """Accept no more commands. One that runs is left as it is: all processes end next."""
+        """Accept no more commands, and cancel a reload that runs; what it has done is undone."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -123,7 +123,7 @@ class Reload:
 
         Raises:
             SettingsError: it cannot work, or a process cannot take it.
-            SetupError: a model could not be loaded, or a process does not answer.
+            SetupError: another reload runs, a model could not be loaded, or a process does not answer.
         """
         if self._busy.locked():
             raise SetupError("another reload is running; try again when it is done")
@@ -277,7 +277,7 @@ class Reload:
 
 
 def start_workers(supervisor: Supervisor, plan: MeshPlan) -> list[SupervisedProcess]:
-    """Start the workers of `plan`."""
+    """Start the workers of `plan` and return them; raise SetupError if one cannot be started: those before run on."""
     start_s, log = plan.settings.triton.start_s, plan.state.log
     started = [
         supervisor.start(triton_spec(triton, log(triton.name)), triton_watcher(triton, start_s))
@@ -331,7 +331,7 @@ def _write_files(plan: MeshPlan, settings: Settings) -> None:
 def _settings_of(
     settings: Settings, served: Iterable[Version], retiring: Iterable[Version]
 ) -> Settings:
-    """Return `settings` with the addresses of its models."""
+    """Return `settings` with the versions that are served and those that retire, with their addresses."""
     update = {
         "models": tuple(one.settings for one in served),
         "retiring": tuple(one.settings for one in retiring),

@@ -42,7 +42,7 @@ async def serve(
     `on_progress` is told each step of the start, and when the stop begins.
 
     Raises:
-        SetupError, SettingsError: the mesh did not start.
+        SetupError, SettingsError, TimeoutError, NatsUnreachable: the mesh did not start.
         KeyboardInterrupt: a signal came before it was ready.
     """
     clean()  # once for all processes, which inherit the variables
@@ -83,7 +83,7 @@ async def until_signal(body: Awaitable[None]) -> None:
 def settings_of(origin: Origin, http: str | None = DEFAULT_HTTP_ADDRESS) -> Settings:
     """Return the settings of the file, with what `sluice up` was given beside it in place of the file's.
 
-    Without a word about it HTTP is served at `http`.
+    HTTP is served at `http` if neither says where. GGUF models are converted first, which may take a while.
 
     Raises:
         SettingsError: they cannot work.

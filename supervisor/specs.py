@@ -108,9 +108,9 @@ def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
 def server_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
     """Describe a gateway, the batcher or a process of jobs, which all read one file.
 
-    Where several share what the file says, the environment says otherwise. A process has the id that NATS knows it by
-    where it has a certificate. So has one of jobs, which goes on with its jobs at once; else it is a new one at each
-    start.
+    The environment overrides the file where processes differ: addresses, pages, credentials. A process with a
+    certificate gets the id that NATS knows it by. So does a jobs process, which then continues its jobs at once after
+    a restart. Others choose a new id at each start. The keys of the mesh are made if there are none.
     """
     kind, settings = config.kind, plan.settings
     own = {f"SLUICE_{kind.upper()}__ADDRESS": config.address} if config.address else {}

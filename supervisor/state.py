@@ -7,7 +7,9 @@
 | `prometheus.json` | where the processes have their metrics, for `file_sd_configs` of Prometheus |
 | `resume.key` | the key of resume tokens, made once; survives `down` |
 | `mesh.key` | what processes of the mesh show each other, made once |
-| `config.yaml` | the settings with all addresses resolved; batcher and gateway read it |
+| `config.yaml` | the settings with all addresses resolved; batcher, gateways, jobs and remote workers read it |
+| `nats.conf` | the configuration of nats-server, with the passwords of the processes |
+| `triton/` | the runtime folder of Triton (`supervisor.triton`) |
 | `models/` | the Triton model repository, rendered at start |
 | `versions/` | those of models that were added or replaced since |
 | `control.sock` | where the supervisor takes `sluice reload` |
@@ -87,7 +89,7 @@ class Origin:
 
     @property
     def file(self) -> Path | None:
-        """The configuration."""
+        """Path of the configuration; None: the defaults."""
         return None if self.config is None else Path(self.config)
 
 

@@ -64,7 +64,7 @@ class MeshReport:
 
 
 async def report_of(directory: StateDir) -> MeshReport:
-    """Asks everything at once; takes little more than `BOUND_S` at worst."""
+    """Report on the mesh of a state directory: ask all processes at once, for little more than `BOUND_S` at worst."""
     state, locked = directory.read(), directory.is_locked()
     if state is None:
         starting, absent = "a supervisor is starting", "no mesh is running; start one: sluice up"
@@ -105,7 +105,7 @@ class _Gateway:
 
 
 def operator_certificate(directory: StateDir) -> Path | None:
-    """Return the folder of the operator's certificate."""
+    """Return the folder of the operator's certificate; None: no encryption, or no configuration that can be read."""
     try:
         return load(directory.config).tls.mesh
     except SettingsError:

@@ -76,14 +76,14 @@ class SupervisedProcess:
         await self._task
 
     def kill_now(self) -> None:
-        """End the process without waiting for anything."""
+        """Kill the process with its group, for good; block only until the kernel has ended it."""
         self._task.cancel()
         if self.child is not None:
             self.child.kill_now()
 
     @property
     def state(self) -> ProcessState:
-        """For the state file."""
+        """The process, as the state file has it."""
         return ProcessState(
             name=self.spec.name,
             pid=self.child.pid if self.child else None,
@@ -145,7 +145,10 @@ class Supervisor:
     """Processes by name, in start order."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """`on_change` is called after every change of any process; it must not block for long."""
+        """Start the reaper, and forbid core dumps of this process and its children.
+
+        `on_change` is called after every change of any process; it must not block for long.
+        """
         forbid_core_dumps()
         self.pid = os.getpid()
         self.started_unix_ms = time.time_ns() // 1_000_000
@@ -182,7 +185,7 @@ class Supervisor:
 
     @property
     def states(self) -> tuple[ProcessState, ...]:
-        """For the state file."""
+        """All processes, as the state file has them."""
         return tuple(process.state for process in self._processes.values())
 
     @property
@@ -212,7 +215,8 @@ class Supervisor:
     ) -> _T:
         """Wait for `ready`; a process that ends meanwhile is an error, because it would end again after a restart.
 
-        `starting` are those that count; by default all. A crash is one when the process ends once more.
+        `starting` are those that count; by default all. One that a signal ended counts when it ends once more.
+        Errors of `ready` pass through.
 
         Raises:
             SetupError: a process ended; the message names its log and its last lines.

@@ -283,6 +283,7 @@ async def wait_for_triton(address: str, bound_s: float, tls: Path | None = None)
 
     Raises:
         TimeoutError: not within `bound_s` seconds.
+        SettingsError: the certificate in `tls` cannot be used.
     """
     async with open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel:
         await asyncio.wait_for(channel.channel_ready(), bound_s)

@@ -33,7 +33,7 @@ class Version:
         return same and self.files == files
 
     def taking(self, model: ModelSettings) -> "Version":
-        """With the settings of `model` that gateways alone read."""
+        """Return the version with the settings of `model` that gateways alone read."""
         live = {name: getattr(model, name) for name in LIVE_FIELDS}
         return replace(
             self,
@@ -59,7 +59,7 @@ class Change:
 
     @property
     def new(self) -> tuple[Version, ...]:
-        """Those to be started."""
+        """Versions whose workers are to be started."""
         return tuple(model for model in self.models if model.settings.triton_url is None)
 
 

@@ -48,6 +48,7 @@ class QueuedRequest(QueueEntry):
         size: of that message, in bytes.
         produced: answer tokens so far, from index 0.
         base: how many of `produced` came with the task.
+        logprobs: of the tokens from `base` on; empty if the task does not ask for them.
         final: how it ended, once it has.
         worker: the worker that it was sent to; empty if it was not sent.
         is_acknowledged: whether its gateway was told that it waits here.

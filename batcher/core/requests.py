@@ -49,11 +49,11 @@ class Actions:
         self.batches: list[Batch[QueuedRequest]] = []
         """Batches to send."""
         self.ended: list[QueuedRequest] = []
-        """Requests that have ended, or return to their gateways."""
+        """Requests that have ended, return to their gateways, or were forgotten while active."""
         self.bundles: list[tuple[str, frame_pb2.FrameBundle]] = []
         """Messages by gateway."""
         self.cancels: dict[str, list[frame_pb2.TaskRef]] = {}
-        """Requests to drop by worker, up to an attempt: a later one continues."""
+        """References of requests that workers must drop, by worker; later attempts continue."""
         self.demands: list[tuple[str, Sequence[int]]] = []
         """Counts of waiting requests by class, by worker."""
         self.waiting: Sequence[int] = ()
@@ -65,10 +65,10 @@ class RequestTable:
 
     Attributes:
         requests: all of them by id; read-only for others.
-        queue: the waiting requests; read-only for others.
+        queue: the scheduler's queue; others only read it or call `reconfigure`.
         workers: workers of the model, by a name that survives restarts.
         active: number of requests that have not ended.
-        size: size of their tasks, in bytes.
+        size: size of the tasks of active requests, in bytes.
     """
 
     def __init__(
@@ -109,7 +109,10 @@ class RequestTable:
     # Messages from gateways.
 
     def add(self, request: QueuedRequest, now: float) -> None:
-        """Add a request. It replaces an earlier attempt; the same attempt is a duplicate and is acknowledged."""
+        """Add a request; it replaces an earlier attempt.
+
+        If this attempt or a later one is here, it is only acknowledged. A draining batcher returns it at once.
+        """
         earlier = self.requests.get(request.request_id)
         if earlier is not None:
             # A duplicate, or late: the gateway has sent this request again meanwhile.
@@ -130,7 +133,7 @@ class RequestTable:
             self._return_to_gateway(request, now)
 
     def refuse(self, request: QueuedRequest, error: frame_pb2.TaskError) -> None:
-        """Return a request that was not added to its gateway."""
+        """Return to its gateway a request that was not added here."""
         request.final = frame_pb2.Final(end=frame_pb2.TASK_END_RETURNED, error=error)
         self._outbox.publish(request, final_frame(request))
 
@@ -151,7 +154,7 @@ class RequestTable:
                 self._close(request, now)
 
     def answer_query(self, progress: control_pb2.TaskProgress) -> bool:
-        """Send a gateway what it misses of a request; return False if the request is not here."""
+        """Send a gateway what it misses of a request; return False if this attempt or a later one is not here."""
         request = self.requests.get(progress.request_id)
         if request is None or request.attempt < progress.attempt:
             return False
@@ -165,7 +168,8 @@ class RequestTable:
         """Handle a report of a worker.
 
         Raises:
-            ChannelBroken: an earlier report or frame is missing; the channel must be opened again.
+            ChannelBroken: an earlier report or frame is missing, or the worker has restarted; the channel must be
+                opened again.
         """
         state = self.workers.states[worker]
         # Admissions first: frames of a batch may come with the report that admits it.
@@ -183,7 +187,7 @@ class RequestTable:
                 continue  # The request left this worker meanwhile.
             new = merge(request, frame)
             if new is None:
-                continue  # The gateway has these tokens already.
+                continue  # These tokens came with the task, or were published before.
             if not new.HasField("final"):
                 succeeded = True
                 if new.token_ids and not request.answered:

@@ -40,22 +40,22 @@ class WorkerBreaker:
             self.open_until = now + pause_s
 
     def succeeded(self) -> None:
-        """Record that a request got a token."""
+        """Record that a request got tokens or a result."""
         self.open_until, self._failures = 0.0, 0
 
     def requests_max(self, now: float) -> float:
-        """Return how many requests may be in the worker: one as a probe after the pause, none before."""
+        """Return how many requests may be in the worker: any while closed, none in the pause, then one as a probe."""
         if not self.open_until:
             return math.inf
         return 1 if self.open_until <= now else 0
 
 
 class ChannelBroken(Exception):
-    """Raised if reports are missing or come from another process: the channel must be opened again."""
+    """Raised if reports or frames are missing, or the worker restarted or closed the channel: reopen it."""
 
 
 class WorkerState:
-    """One worker from the opening of its channel to its loss.
+    """One worker from the first report on its channel to its loss.
 
     Attributes:
         worker_id: the name that the worker gives itself; empty before its first report.
@@ -180,7 +180,7 @@ class WorkerTable:
     """All workers of a model by name, and which of them get requests.
 
     Attributes:
-        states: the workers with a channel; a new one has no reports yet.
+        states: the workers whose channel has reported; created by the first report, removed at the loss.
         drained: workers that get no new requests.
     """
 
@@ -244,8 +244,8 @@ class WorkerTable:
     ) -> list[tuple[str, Sequence[int]]]:
         """Record and return what to announce: a worker, and how many requests of each class wait.
 
-        A worker is told when a class begins or ceases to wait, and after each of its reports while one does. The batch
-        that was just sent has told the workers in `informed`; a failing one among them gets zeros beside it.
+        A worker is told when a class begins or ceases to wait, and after each of its heartbeats while one does. The
+        batch that was just sent has told the workers in `informed`; a failing one among them gets zeros beside it.
         """
         demands: list[tuple[str, Sequence[int]]] = []
         for name, state in self.states.items():

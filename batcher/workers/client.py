@@ -80,7 +80,10 @@ class WorkerClient:
     async def write(
         self, call: Call, request: worker_pb2.WorkerRequest, *, ends: bool = False
     ) -> None:
-        """Send a message; with `ends` Triton reports when the request is complete. Raises one of `FAULTS`."""
+        """Send a message; with `ends` Triton reports when the request is complete.
+
+        Raises one of `FAULTS`, or OversizedMessage above `REQUEST_BYTES_MAX`.
+        """
         await call.write(infer_request(self._model, request, ends=ends))
 
     async def close(self) -> None:
@@ -157,7 +160,7 @@ def reason_of(error: BaseException) -> str:
 def infer_request(
     model: str, request: worker_pb2.WorkerRequest, *, ends: bool
 ) -> service_pb2.ModelInferRequest:
-    """Return the Triton request that carries a message to a model."""
+    """Return the Triton request that carries a message to a model; raises OversizedMessage."""
     payload = pack(request, REQUEST_BYTES_MAX)
     infer = service_pb2.ModelInferRequest(model_name=model)
     infer.inputs.add(name="request", datatype="UINT8", shape=[len(payload)])

@@ -4,15 +4,16 @@ Triton reads the trace context of its own spans from the metadata of a stream, s
 a stream of its own. Streams cost CPU time and Triton's spans only show the hand-over: a worker gets
 `OWN_STREAMS_PER_S` of them, and other traced batches use the channel, without spans of Triton.
 
-A worker is lost if its channel breaks or ends, if it has requests and is silent for `stall_s`, if it
-has none and is silent for `idle_stall_s`, if reports are missing, or if a batch could not be queued.
+A worker is lost if its channel breaks or ends, if it is silent for `stall_s` with requests or on a
+new channel, or for `idle_stall_s` without requests, if reports are missing, or if a message could not
+be sent or a batch not be queued.
 Then its requests return to their gateways, and a new channel is opened after a growing pause. Opening
 a channel ends the requests of the previous one, so that a worker that only stalled does not compute
 what another one has by now. A step may take long: nothing here waits for the engine.
 
-The channel of a lost worker is kept open, without sending, until the worker reports again: its
-process may be suspended. Triton 2.51 does not survive streams that are cancelled meanwhile: it aborts,
-or never reaches the process again.
+The channel of a lost worker is kept open, without sending, until the worker reports again, at most
+`SILENT_S_MAX`: its process may be suspended. Triton 2.51 does not survive streams that are cancelled
+meanwhile: it aborts, or never reaches the process again.
 """
 
 import asyncio
@@ -110,7 +111,7 @@ class WorkerConnection:
         await self._client.close()
 
     def send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
-        """Send a batch; Triton makes spans under `traceparent` unless it is empty."""
+        """Start to send a batch; Triton makes spans under `traceparent` unless it is empty or too many are traced."""
         # The first request: from now on the worker may be silent for `stall_s` only.
         batch.epoch = self._epoch
         if not self._has_requests:

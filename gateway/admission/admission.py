@@ -7,7 +7,7 @@ second, for valid requests to models, in this order:
 2. Its tenant's rates, tokens and costs; its reservation begins (`TenantLimits.enter`).
 3. Overload: no model that may answer could do so in time (`OverloadControl.refuse_hopeless`). Before any work is done,
    because a refusal must be quick when most requests are refused.
-4. Inspection by the safety policy.
+4. Checks of length and constraints; inspection by the safety policy.
 5. Routing, and the reservation of what the longest answer costs.
 6. Prompts (`Preparation`), and the reservation of their tokens. If the chosen model has no room, again from 5.
 
@@ -88,7 +88,7 @@ class Admission:
         await self._constraints.close()
 
     async def admit(self, context: RequestContext) -> None:
-        """Decide everything about a request.
+        """Decide everything about a request; the caller calls `release` at the end of the request.
 
         Raises:
             SafetyBlocked: The policy does not let the prompt through.
@@ -133,7 +133,10 @@ class Admission:
             context.settles.pop(0)(used, refusal)
 
     async def count(self, context: RequestContext) -> tuple[int, ServedModel]:
-        """Return the tokens of a prompt, and the model whose tokenizer counted them: the named or the router's."""
+        """Return the tokens of a prompt, and the model whose tokenizer counted them: the named or the router's.
+
+        Raises as `passed` and `prompts.encode`.
+        """
         async with self.limiter.preparing(context.priority_class, context.tenant):
             context.policies = self.in_force.policies
             context.rules = context.policies.overload
@@ -243,9 +246,9 @@ class Admission:
         return inspection
 
     async def _refuse_too_long(self, context: RequestContext) -> None:
-        """Raise PromptTooLong if no model has room for the texts, of which one is too long to be inspected.
+        """Raise PromptTooLong if the model has no room for the texts, of which one is too long to be inspected.
 
-        That helps the caller more than the limit of the policy.
+        The model is the named or the roomiest one. The error helps the caller more than the limit of the policy.
         """
         request, catalog = context.request, context.policies.catalog
         conversation = request.conversation
@@ -264,7 +267,7 @@ class Admission:
     # Routing.
 
     async def _route(self, context: RequestContext, contexts: prompts.ContextFit | None) -> None:
-        """Set the plan of a request, and what the longest answer may cost in its reservation."""
+        """Set the plan of a request, and reserve what the longest answer may cost; raise as `admit`."""
         request, policies, log = context.request, context.policies, context.log
         log.step(names.SPAN_ROUTE)
         plan = context.plan = await self._plan(context, contexts)

@@ -173,12 +173,12 @@ class Arrivals:
         abort_s: See `ABORT_S`.
         bytes: Bytes of messages that a tenant's calls keep.
         streams: Calls of a tenant that have no class.
-        uploads: Those of them whose client may send many messages.
+        uploads: Uploads of a tenant that run, over gRPC and HTTP.
         watching: Watchers of health, by address: nobody knows their callers.
         turns: Turns of tenants to begin calls.
         arriving: Number of messages that are arriving or wait for that, and their slots, by tenant.
         without_credentials: Calls about health by address, the oldest first.
-        parsing: Threads for messages above `LOOP_BYTES`, one for each tenant.
+        parsing: Threads for messages above `LOOP_BYTES`, of which a tenant uses one at a time.
     """
 
     authenticator: Authenticator
@@ -208,8 +208,8 @@ class Arrivals:
         """Authenticate the caller of `call`, check that it may call `method`, and wait for its tenant's turn.
 
         Raises:
-            Unauthenticated: Its credentials are wrong.
-            PermissionDenied: It has none of `roles`.
+            Unauthenticated, InvalidRequest, TransportUnavailable: As `Authenticator.caller_of`.
+            PermissionDenied: It has none of `roles`, or its metadata names another tenant.
             Overloaded: Too many calls of its tenant wait.
         """
         self.limiter.pacer.arrived_at = time.monotonic()

@@ -32,7 +32,7 @@ PREPARING_MAX: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
 CALM_S: Final = 0.001
 """How long the loop is watched before a bulk call begins, in seconds: shorter than most work for one call."""
 BUSY_S: Final = 0.005
-"""CPU time of the loop in a moment from which on the moment was busy, in seconds: more than one call takes."""
+"""CPU time of the loop while it is watched from which on it counts as busy, in seconds: more than one call takes."""
 PATIENCE_S: Final = 0.02
 """How long the loop may be busy before a bulk call begins anyway, in seconds. Moments are no measure of it: they take
 1 ms while thousands of calls arrive, and much longer while the loop computes."""
@@ -79,7 +79,7 @@ class CountLimit:
 
     @contextmanager
     def hold(self, tenant: str, count: int = 1) -> Iterator[Callable[[int], None]]:
-        """Count `count` in the block, and what the yielded function is called with in addition."""
+        """Count `count` until the block ends; the yielded function counts more. Both raise as `take`."""
 
         def take(more: int) -> None:
             nonlocal count

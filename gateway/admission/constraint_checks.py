@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 CHILDREN: Final = 2
 """Processes that compile: constraints are rare, and each process takes memory."""
 RESULTS_MAX: Final = 4096
-"""Results that are cached; the oldest is evicted."""
+"""Results that are cached; the one that was unused for longest is evicted."""
 OPEN_MAX: Final = 16
 """Constraints of a tenant that may be compiled, or wait for it."""
 _START_S: Final = 20.0
@@ -41,7 +41,7 @@ class ConstraintChecks:
     """Checks the constraints of one gateway's requests.
 
     Attributes:
-        results: Results, or the tasks that compute them, by the hash of the constraint.
+        results: Tasks that compute the results and then keep them, by the hash of the constraint.
         open: Constraints of each tenant that are compiled, or wait for it.
         children: Processes that compile, or wait.
     """
@@ -66,7 +66,7 @@ class ConstraintChecks:
         """Return why answers cannot be constrained to `text`, a "json_schema", "regex" or "grammar"; None if they can.
 
         Raises:
-            Overloaded: Too many constraints of `tenant` wait.
+            Overloaded: Too many constraints of `tenant` wait, or no process can be started.
         """
         early = problem_before(kind, text)
         if early is not None:

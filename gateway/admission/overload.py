@@ -30,8 +30,8 @@ from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
 from sluice.wire.subjects import CLASSES, RANKS
 
 SURE_SHARE: Final = 0.8
-"""Share of the expected time that must be past the deadline for a refusal: half of the predictions are off by up to a
-quarter."""
+"""A request is refused if even this share of the expected time is more than the time left: half of the predictions are
+off by up to a quarter."""
 RETRY_MIN_S: Final = 0.1
 """Shortest time after which a refused caller is told to come back, in seconds."""
 RETRY_MAX_S: Final = 60.0
@@ -57,7 +57,7 @@ class OverloadRules:
         breaker: When a circuit breaker opens.
         fallbacks: Smaller models by model, in the order in which they are tried.
         models: Models by name, for their tiers.
-        tasks: Names of models in tasks, where they differ.
+        tasks: Names of models in tasks, by model; one without an entry has the same name there.
         weights: Weights of tenants that differ from 1.
     """
 
@@ -342,13 +342,13 @@ class OverloadControl:
     def sent(
         self, model: str, task: str, priority_class: str, tokens: int, now: float, tenant: str = ""
     ) -> None:
-        """Count a task that is sent now.
+        """Count a task that is sent now, also as a probe if the model's breaker is not closed.
 
         Args:
             model: The model that it is for.
             task: What tasks call the model.
             priority_class: Its class.
-            tokens: Length of its prompt and its longest answer, which counts until answers of the class are known.
+            tokens: Length of its prompt and its longest answer; counts where reports have no mean of the class.
             now: Monotonic seconds.
             tenant: Whose task it is.
         """

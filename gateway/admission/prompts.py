@@ -151,12 +151,12 @@ def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
 def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampling:
     """Return the complete sampling parameters of `request` for `model`.
 
-    `max_tokens` is cut to what the context has room for: an answer that reaches it ends with FINISH_REASON_LENGTH.
+    `max_tokens` is cut to what the model and its context allow: an answer that reaches it ends with
+    FINISH_REASON_LENGTH.
 
     Raises:
         PromptTooLong: The context has no room for a single token of an answer.
-        InvalidRequest: Tokens of the request are not of this model's vocabulary, or the model has no token that ends an
-            answer, which a constraint needs.
+        InvalidRequest: This model cannot take a field of the request, such as a token id, a constraint or an option.
     """
     context = model.context_tokens
     if prompt_tokens >= context:
@@ -265,7 +265,7 @@ class ContextFit:
     """
 
     def __init__(self, context: RequestContext) -> None:
-        """Know nothing but the size of the texts. Guard models answer only if a request names them."""
+        """Know nothing but the size of the texts. Guard models never fit, unless routing names them."""
         routing = context.policies.settings.routing
         guards = {guard.settings.model for guard in context.safety.guards}
         guards -= {name for _, name in routing.all_models()} if guards else set()
@@ -325,7 +325,9 @@ class Preparation:
             contexts: What is known of the room in the contexts of models; None for texts and audio.
 
         Returns:
-            False if the model that the gateway has chosen has no room for the request.
+            False if the model that the gateway has chosen, or the second of its cascade, has no room for the request.
+
+        Raises as `prepare_for`.
         """
         plan = context.plan
         if context.to_prompts is not None:
@@ -354,6 +356,10 @@ class Preparation:
         """Return the prompt for `model`, of the version that the caller's tokens came from if it resumes.
 
         Returns None, and notes the length in `contexts`, if prompt and answer have no room there.
+
+        Raises:
+            InvalidRequest: That version is gone, or as `prepare`.
+            PromptTooLong: There is no room; only without `contexts`.
         """
         request, policies = context.request, context.policies
         latest = policies.catalog[model]

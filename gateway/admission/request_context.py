@@ -101,7 +101,7 @@ class ItemCall(Call):
 async def fail_with(
     work: Awaitable[_T], fail: Callable[[SluiceError], Awaitable[None]], name: object
 ) -> _T | None:
-    """Return the result of `work`; pass the error that it raises to `fail`.
+    """Return the result of `work`; if it raises an error, pass that to `fail` and return None.
 
     Args:
         work: What is awaited.
@@ -262,7 +262,7 @@ class RequestContext(SchedulingParams):
         self._stopped_by: SluiceError | None = None
 
     def started(self) -> Started:
-        """Return the first event of its answer, which says itself how long the prompt is."""
+        """Return the first event of its answer, without the length of the prompt: `AnswerStream` adds that."""
         plan = self.plan
         return Started(
             request_id=self.log.request_id,
@@ -285,7 +285,7 @@ class RequestContext(SchedulingParams):
 
     @property
     def open_filter(self) -> OpenFilter:
-        """Makes the filter of its answer; holds nothing else of the request."""
+        """The function that makes the filter of its answer; it refers to nothing else of the request."""
         prompt = self.conversation
         return partial(
             self.policies.inspector.answer,

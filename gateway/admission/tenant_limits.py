@@ -114,7 +114,7 @@ class TenantLimits:
         return calls + int(others[0]), bulk + int(others[1])
 
     def enter(self, payer: Caller, *, computes: bool = True) -> Settle | None:
-        """Count a request of `payer`; return what settles that, None if nothing is limited.
+        """Count a request of `payer`; return what settles that, None if no rate of requests is limited.
 
         Args:
             payer: Whose request it is.
@@ -300,7 +300,7 @@ class TenantLimits:
         return self._buckets(payer, limits, _REQUESTS) | self._buckets(payer, limits, _TOKENS)
 
     def _bucket_of(self, name: RateName) -> TokenBucket | None:
-        """Return the bucket of a tenant's rate that is not in use here; None for keys: only their gateway has them."""
+        """Make the bucket of a tenant's rate; None without such a limit, and for keys: calls bring theirs."""
         if name.kind != "tenant" or name.setting not in (_REQUESTS, _TOKENS):
             return None
         limits = self._settings().limits_of(name.owner)

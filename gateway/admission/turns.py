@@ -3,8 +3,8 @@
 However much work of one tenant waits, that of another is next. `TenantSlots` is a semaphore with turns, `LoopTurns`
 limits the work of a tenant in one pass of the event loop, and `TenantThreads` works in threads. `TextThreads` chooses
 between the last two by the cost of texts: it depends on what is in them, because digits and addresses are checked one
-by one. Costs are estimated in characters of plain text; docs/internals/decisions/0015-work-beside-the-loop.md has the
-measurements.
+by one. The unit of cost is a digit, or `CHAR_SHARE` plain characters; measurements are in
+docs/internals/decisions/0015-work-beside-the-loop.md.
 
 The event loop and the threads share one interpreter, which switches between them after `sluice.interpreter.SWITCH_S`. A
 tenant has few threads, so a call of another tenant waits that long behind each of them, however much work they have.
@@ -97,7 +97,7 @@ class TenantSlots:
 
 
 class TurnQueue:
-    """Work of tenants that begins in turns: each begins a little at a time, the rest waits for `release`."""
+    """Work of tenants that begins in turns: each begins a little at a time, the rest waits for `_release`."""
 
     def __init__(self) -> None:
         self._begun: dict[str, int] = {}

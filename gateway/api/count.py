@@ -9,7 +9,7 @@ from gateway.validation.texts import validate_count
 from sluice.v1 import inference_pb2 as pb
 
 GUARDS_S: Final = 60.0
-"""Longest wait of a call that no model answers for guard models, in seconds."""
+"""Longest wait of a call for guard models, in seconds, if the call only counts or checks a text."""
 CHECK: Final = RequestKind("", "", "the deadline passed before the text was checked")
 """Requests that only check or count a text."""
 

@@ -263,7 +263,7 @@ class Generator:
         return answer
 
     def _open(self, context: RequestContext) -> AnswerStream:
-        """Return a new answer, its task on the way. Nothing is awaited after it is open: `_deliver` closes it."""
+        """Return a new answer, its task on the way. Add no suspending `await` before `_deliver`, which ends it."""
         request, prompt, upstream = context.request, context.prompts[0], self.upstream
         for score in context.plan.scores:
             self.drift.scored(score)
@@ -322,11 +322,11 @@ class Generator:
         self.shadows.ended(context, answer)
 
     def ended(self, log: RequestLog) -> None:
-        """Record and count a valid request that was refused, got an earlier answer, or whose runs have ended."""
+        """Record and count a valid request that was refused, got a cached answer, or whose runs have ended."""
         self.metrics.ended(log, self.records.ended(log))
 
     def refused(self, context: RequestContext, error: BaseException) -> None:
-        """Record a request that was not admitted, or ended before that."""
+        """Record and count a request that `error` ended before it had an answer."""
         context.log.error = context.error_of(error).reason
         self.ended(context.log)
 

@@ -47,7 +47,10 @@ class JobForwarder(grpc.GenericRpcHandler):
         Args:
             settings: Where processes of `jobs` are.
             mesh_key: Returns the key that signs calls; None for unsigned calls.
-            tls: Folder of the certificate that is shown.
+            tls: Folder of the certificate that is shown; None: calls are not encrypted.
+
+        Raises:
+            SettingsError: The certificate cannot be used.
         """
         self._address = settings.address
         self._mesh_key = mesh_key

@@ -22,7 +22,7 @@ from sluice.v1 import safety_pb2 as pb
 from sluice.wire.enums import value_of
 
 ASIDE_FINDINGS: Final = 256
-"""Findings from which on the response is made in a thread: a text may have ten thousand."""
+"""Most findings of a response that is made in the event loop, not in a thread: a text may have ten thousand."""
 SAFETY_SERVICE: Final = pb.DESCRIPTOR.services_by_name["SafetyService"].full_name
 
 

@@ -93,8 +93,8 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
     limits = settings.gateway
     return [
         *server_options(),
-        # gRPC accepts calls in order of arrival, whoever sent them. Calls beyond twice what the gateway
-        # runs wait at their client, and not in front of the calls of others.
+        # gRPC accepts calls in order of arrival, whoever sent them. Calls of a connection beyond twice what the
+        # gateway runs wait at their client, and not in front of the calls of others.
         ("grpc.max_concurrent_streams", 2 * limits.max_concurrent_requests),
         # More than the limit: a message a little above it gets a typed error with both numbers.
         ("grpc.max_receive_message_length", limits.max_message_bytes + max_bytes),

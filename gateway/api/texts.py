@@ -1,7 +1,7 @@
 """Answers calls about texts: Embed, Rerank, Score.
 
-Every text is a run; a call ends when all its runs have, or one has failed. They are runs as those of every other
-request: queued by class and tenant, batched, recovered when a worker is lost.
+Every text, pair or answer is a run, unless the cache spares it; a call ends when all its runs have, or one has failed.
+They are runs as those of every other request: queued by class and tenant, batched, recovered when a worker is lost.
 """
 
 import time

@@ -73,7 +73,7 @@ def load_catalog(settings: Settings, before: Catalog | None = None) -> Catalog:
 
 
 def load_models(settings: Settings, loaded: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
-    """Load the models that are not in `loaded` or have changed since; raises as `load_catalog`."""
+    """Return all models by name; those in `loaded` are loaded again only if they changed; raises as `load_catalog`."""
     return {
         model.name: _load_model(model, loaded.get(model.name), settings.cache.enabled)
         for model in settings.models
@@ -89,7 +89,7 @@ def _load_model(model: ModelSettings, loaded: ServedModel | None, whole: bool) -
 
 
 class ModelFolder:
-    """The folder of a model. Each file of it is read once; raises SettingsError for files that it cannot use.
+    """The folder of a model; raises SettingsError for files that it cannot use.
 
     A hub id is downloaded, without the weights.
     """
@@ -102,7 +102,7 @@ class ModelFolder:
             path = _download(model.path, [*_FILES, *FILES] if texts else _FILES)
         self.path = path
         self.sentence = read_sentence_folder(path) if texts else None
-        """Layout of an embedding model or a reranker; None for other models."""
+        """Layout of an embedding model, a reranker or a token classifier; None for other models."""
         self._inner = path if self.sentence is None else self.sentence.transformer
         self._config: dict[str, Any] = read_json(self._inner / "config.json")
         self._generation: dict[str, Any] = read_json(self._inner / "generation_config.json")
@@ -114,7 +114,7 @@ class ModelFolder:
             )
 
     def version(self, *, whole: bool) -> str:
-        """Return a hash over the settings and the files.
+        """Return a hash over the settings and the files; raises OSError if a file cannot be read.
 
         The folder of a hub id is called by the commit, which names the weights; a gateway may not
         have them.
@@ -126,7 +126,6 @@ class ModelFolder:
         model, now = self._model, time.time()
         digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
         digest.update(self.path.name.encode())
-        # The folder of a hub id is named by its commit, which stands for the weights.
         weights = _WEIGHTS if Path(resolve_model_path(model.path)).is_dir() else frozenset()
         for file in self._files():
             if file.suffix in _VERSIONED | weights:

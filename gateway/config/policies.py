@@ -20,7 +20,7 @@ from sluice.v1.admin_pb2 import ROUTER_HEAD_CASCADE, ROUTER_HEAD_PROMPT, RouterH
 
 
 def load_all(settings: Settings, before: policies.Policies | None = None) -> policies.Policies:
-    """Load all policies of `settings`; takes about a second, in any thread.
+    """Load all policies of `settings`, in any thread; blocks while files are read, and models of the hub downloaded.
 
     What has not changed in comparison with `before` is not loaded again, and a dry run continues.
 

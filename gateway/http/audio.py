@@ -81,7 +81,8 @@ async def speech_request(call: HttpCall, audio_max_s: float) -> tuple[pb.Generat
 
     Raises:
         InvalidRequest: A field is unknown or its value is invalid, or the file is not audio.
-        MessageTooLarge: The file is longer than `audio_max_s` seconds.
+        MessageTooLarge: The file has more bytes than `audio_max_s` seconds of audio.
+        Overloaded: The calls of the tenant keep too many bytes.
         BodyTooSlow: The body did not arrive in time.
         ClientDisconnect: The client has gone.
     """

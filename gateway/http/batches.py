@@ -64,7 +64,7 @@ OVER: Final = (
     pb.JOB_STATE_CANCELLED,
     pb.JOB_STATE_EXPIRED,
 )
-"""States of jobs whose results can be read as files."""
+"""States of jobs whose files are listed; the output of a paused job is not, but can be read."""
 EXPIRY_S_MIN: Final = 3600
 EXPIRY_S_MAX: Final = 30 * 24 * 3600
 """Bounds of the retention of files, in seconds; OpenAI's."""
@@ -99,7 +99,7 @@ class _BatchBody(Part):
 
 
 class JobCalls:
-    """The calls about files and batches; each method serves one URL."""
+    """The calls about files and batches; each method serves one route."""
 
     def __init__(self, jobs: JobForwarder, arrivals: Arrivals) -> None:
         self._jobs = jobs
@@ -357,6 +357,7 @@ def create_request(
     Raises:
         BadField: A field is unsupported, or its value is invalid.
         InvalidRequest: A header is invalid.
+        UploadUnknown: The input is not the id of an upload.
     """
     fields = read(_BatchBody, body, remedies=_REMEDIES)
     labels = labels_of_metadata({} if fields.metadata is None else fields.metadata)

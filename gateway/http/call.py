@@ -50,7 +50,7 @@ FAIL_S: Final = 5.0
 ABORT: Final = "sluice.abort"
 """Key of the scope: a function that closes the connection at once, whatever has not been sent."""
 AUTHENTICATED: Final = "sluice.authenticated"
-"""Key of the scope of the first calls of a connection: a function to call when the caller is known."""
+"""Key of the scope of the first calls of an encrypted connection: a function to call when the caller is known."""
 CERTIFICATE_NAMES: Final = "sluice.certificate_names"
 """Key of the scope: subject alternative names of the client's certificate, if it has shown one."""
 PROBE: Final = "sluice.probe"
@@ -87,7 +87,7 @@ class HttpCall(Call, Request):
         limit_headers: Returns the headers about the limits of its tenant.
         named: Returns the name that its API has for the field at a path of the proto, for errors.
         failing: Returns the event that ends its stream with an error, of the error's body.
-        is_read: Whether it has become a request to a model, which counts what it is refused for.
+        is_read: Whether it has become a request to a model; from then on `Endpoint` does not count it as rejected.
     """
 
     remaining_s: float | None = None
@@ -143,6 +143,7 @@ class HttpCall(Call, Request):
 
         Raises:
             InvalidRequest, EncodingUnsupported, MessageTooLarge, BodyTooSlow, ClientDisconnect: There is none.
+            Overloaded: The calls of its tenant keep too many bytes.
         """
         # Browsers send other types to other origins unasked; see docs/use/http.md.
         kind = self.metadata.get("content-type", "").partition(";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""Serve the URLs that models answer: each method of `ModelCalls` turns a body into a request and writes its answer."""
+"""Serve the URLs that models answer: `ModelCalls` turns a body into a request, and writes or returns the answer."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,7 +37,7 @@ RESPONSES: Final = "/v1/responses"
 
 
 class ModelCalls:
-    """The calls to models; each method serves one URL."""
+    """The calls to models; `gateway.http.app` maps URLs to the methods."""
 
     def __init__(self, generator: Generator, ping_s: float) -> None:
         """Serve calls with `generator`; `ping_s` is `HttpSettings.stream_ping_s`."""
@@ -108,7 +108,7 @@ class ModelCalls:
         return embeddings_object(response, format_of(body))
 
     async def rerank(self, call: HttpCall) -> Json:
-        """Serve /v1/rerank."""
+        """Serve /v1/rerank and its aliases."""
         body = await call.object()
         call.named = FieldNames(BodyKind.TEXTS, body)
         request, returned = rerank_request(body)
@@ -122,7 +122,7 @@ class ModelCalls:
         answer: HttpAnswer,
         head: Mapping[str, str] = {},
     ) -> None:
-        """Answer `request`; `head` has the headers of the answer, `SSE` for a stream."""
+        """Answer `request`; `head` has the headers of the answer, for a stream the object `SSE` itself."""
         call.remaining_s = add_headers(call.metadata, request, streams=head is SSE)
 
         async def work(write: Write) -> None:

@@ -281,7 +281,7 @@ class MessagesBody:
                 }
 
     def _message(self, role: str, path: str) -> Json:
-        """Return the last message if it has this role, else a new one that begins at `path`."""
+        """Return the last message if it has this role, which is not "tool", else a new one that begins at `path`."""
         is_last = bool(self._messages) and self._messages[-1]["role"] == role
         if not is_last or role == "tool":
             self._places[f"messages[{len(self._messages)}]"] = path

@@ -93,7 +93,7 @@ def generate_request(url: str, body: Mapping[str, Any]) -> tuple[GenerateRequest
 
 
 def _take_stream_options(body: dict[str, Any]) -> bool | None:
-    """Remove `stream` and `stream_options` from `body`; return whether the stream ends with the usage."""
+    """Remove `stream` and `stream_options` from `body`; return the second result of `generate_request`."""
     streams, options = body.pop("stream", None) or False, body.pop("stream_options", None)
     check_kind("stream", streams, bool)
     if options is None:
@@ -157,7 +157,7 @@ def timeout_s(headers: Mapping[str, str], *, streams: bool) -> float | None:
     client's limit between two pieces.
 
     Raises:
-        InvalidRequest: It is not a positive number.
+        InvalidRequest: `TIMEOUT` is not a positive number. An invalid timeout of OpenAI's client counts as none.
     """
     names = (TIMEOUT,) if streams else (TIMEOUT, *_CLIENT_TIMEOUTS)
     name = next((name for name in names if name in headers), None)

@@ -119,7 +119,7 @@ def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
         places: Filled with the path in `body` of each message and tool call, by its path in the chat.
 
     Raises:
-        BadField: A field is unsupported.
+        BadField: A field is unsupported, or its value is invalid.
     """
     fields = read(_ResponseFields, body, remedies=_REMEDIES)
     chat = fields.declared_in(_ResponseOptions)

@@ -82,7 +82,7 @@ class HttpServer:
         """Open the port.
 
         Raises:
-            SetupError: The port is taken, or the address is not one of this machine.
+            SetupError: The address is malformed, in use, not of this machine, or needs more rights.
         """
         host, port = listening_at(self.address, SETTING, ", or null for no HTTP")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -120,7 +120,7 @@ class HttpServer:
 
 
 def context_of(tls: TlsSettings) -> ssl.SSLContext | None:
-    """Return the TLS context for the port, or None if it is not encrypted."""
+    """Return the TLS context for the port, None without encryption; raise SettingsError for a bad certificate."""
     if tls.serving is None:
         return None
     client_cas = () if tls.client_ca is None else (tls.client_ca,)

@@ -93,7 +93,9 @@ class Authenticator:
         self.use(await self.prepare(self.identities.settings))
 
     async def prepare(self, settings: IdentitySettings) -> Identities:
-        """Read all keys that `settings` name, and return what `use` takes. Unchanged issuers keep their keys.
+        """Read all keys that `settings` name, and return what `use` takes.
+
+        Keys of unchanged issuers, and API keys, are those in force: what is read of them takes effect at once.
 
         Raises:
             SettingsError: A key file is invalid.

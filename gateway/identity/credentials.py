@@ -36,7 +36,7 @@ _HELP = "; `sluice keys list` shows those of this mesh, `sluice keys create` mak
 def caller_of_key(
     text: str, records: Mapping[str, ApiKeyRecord], unix_s: float
 ) -> tuple[Caller, float]:
-    """Return the caller with the API key `text`, and when the key expires, in seconds since the Unix epoch.
+    """Return the caller with the API key `text`, and when the key expires, in Unix seconds; `inf` for never.
 
     The id selects the record; hashes of the secret are compared in constant time. Only a caller with the right secret
     learns that a key was revoked.
@@ -105,7 +105,7 @@ def key_set(jwks: object) -> KeySet:
     """Return the public signature keys of a JWKS (RFC 7517).
 
     Raises:
-        ValueError: It is not a JWKS, or has no such key.
+        ValueError: It is not a JWKS, has no such key, or has one that cannot be read.
     """
     import jwt
 

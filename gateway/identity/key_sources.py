@@ -91,7 +91,7 @@ class IssuerKeys:
         return self._keys
 
     async def refresh(self) -> None:
-        """Read the keys again, unless they were read less than `AGAIN_S` ago."""
+        """Read the keys again, unless that was tried less than `again_s` seconds ago; a failure is only logged."""
         async with self._reading:
             if self.clock() - self._read_at < self.again_s:
                 return

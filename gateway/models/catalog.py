@@ -96,7 +96,7 @@ class Catalog(dict[str, ServedModel]):
         )
 
     def task_names(self, name: str) -> list[str]:
-        """Return the names of a model's versions in tasks, the served one first; for "auto" the name itself."""
+        """Return the names of a model's versions in tasks, the served one first; the name itself if there is none."""
         names = [task_name for model, task_name in self.versions if model == name]
         return names[::-1] or [name]
 

@@ -172,7 +172,7 @@ def chunks_of(pcm: bytes, chunk_s: float) -> Iterator[bytes]:
 
 
 def overlap(earlier: Sequence[int], right: Sequence[int]) -> tuple[int, int]:
-    """Return (a, b) such that `left[:a] + right[b:]` is the joined text.
+    """Return (a, b) such that `earlier[:a] + right[b:]` is the joined text.
 
     Without two tokens that agree, it is all of both.
     """

@@ -1,9 +1,10 @@
 """The tokenizer and the chat template of a model.
 
 A caller's text must never become a control token (`<|assistant|>`, `</s>`), or it could end its own turn and speak
-as the assistant. So a conversation is encoded twice: in one piece, as Hugging Face does; and in parts, the template
-with placeholders for the contents, and the contents by a tokenizer that treats control tokens as plain text. If both
-encodings have the same control tokens, all of these are the template's, and the first is used; else the second.
+as the assistant. So a conversation whose contents may hold one is encoded twice: in one piece, as Hugging Face does;
+and in parts, the template with placeholders for the contents, and the contents by a tokenizer that treats control
+tokens as plain text. If both encodings have the same control tokens, all of these are the template's, and the first is
+used; else the second.
 
 Templates are rendered in a sandbox, because they are code that came with a model. They follow transformers' chat
 templating: blocks are trimmed; `raise_exception`, `strftime_now` and a `tojson` that keeps non-ASCII characters
@@ -123,7 +124,7 @@ class ChatTemplate:
         Messages and tools are as in transformers' chat templating: functions with their schemas, arguments as objects.
 
         Raises:
-            TemplateRefused: The template refuses this order of roles, or fails on it.
+            TemplateRefused: The template refuses these messages or fails on them, or there is none without tools.
         """
         templates = self._templates
         template = (templates.get(TOOL_USE) if tools else None) or templates.get(DEFAULT)
@@ -239,7 +240,7 @@ class ModelTokenizer:
         pieces: Tokenizer of prompts where `tokenizer` is only for answers.
         speech: Control tokens of a model that takes audio. They have no text in answers, even those that the tokenizer
             does not list as special, such as Whisper's timestamps.
-        token_chars_max: Characters of the longest token; a longer text is certainly more than one token.
+        token_chars_max: Characters of the longest token, to estimate the least number of tokens of a text.
     """
 
     tokenizer: Tokenizer
@@ -366,7 +367,7 @@ class ModelTokenizer:
         return frames[texts]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of `token_ids`, without a first token that begins every text.
+        """Return the text of `token_ids`, without a first token that may precede a text.
 
         Raises:
             ControlToken: Another one is a control token.

@@ -29,7 +29,7 @@ class ToolCallParser:
     """The parser of one answer.
 
     Attributes:
-        calls: Number of tool calls so far.
+        calls: Number of tool calls so far, with those that `single` drops.
     """
 
     def __init__(self, form: ToolFormat, names: Collection[str], *, single: bool = False) -> None:

@@ -186,7 +186,7 @@ def guess(template: str) -> ToolFormat | None:
 # The grammar of an answer: tool calls alone, or tool calls or JSON by a schema, or free text with tool calls.
 
 CALLS_MAX: Final = 16
-"""Most tool calls in one answer: a weak model would begin another one again and again."""
+"""Most tool calls in a block, and in an answer of calls alone: a weak model would begin another one again and again."""
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY: Final = r"(.|\n)*"
 _NO_OBJECT: Final = r"[ \t\r\n]*([^{ \t\r\n](.|\n)*)?"

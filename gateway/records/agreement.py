@@ -62,7 +62,7 @@ def final_number(text: str) -> float | None:
 
 
 def final_choice(text: str) -> str:
-    """Return the chosen letter in upper case: at the beginning or alone on the last line; empty if there is none."""
+    """Return the chosen letter: at the beginning, or on the last line alone or after "answer" or the like; or ""."""
     leading = _LEADING_CHOICE.match(text)
     if leading:
         return leading[1]

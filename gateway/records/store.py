@@ -52,7 +52,7 @@ _MIB: Final = 1024 * 1024
 class RecordStore:
     """The owner of the streams `SLUICE_RECORDS`, `SLUICE_AUDIT` and `SLUICE_OUTCOMES` in this process.
 
-    Methods that read or grade raise TransportUnavailable when JetStream does not answer.
+    Methods that read, grade or forget raise TransportUnavailable when JetStream does not answer.
 
     Attributes:
         audit_writer: Writer of audit entries.
@@ -120,7 +120,7 @@ class RecordStore:
             await jetstream.ensure_stream(self._js, config, self._replicas, update=False)
 
     async def run(self) -> None:
-        """Write queued messages until cancelled."""
+        """Write queued messages, and trim what exceeds a tenant's share, until cancelled."""
         assert self._client is not None, "started"
         writers = self._writer.run(self._client), self.audit_writer.run(self._client)
         shares = self._records_share.keep(self._js), self._audit_share.keep(self._js)
@@ -157,7 +157,7 @@ class RecordStore:
         is left, the returned record has only the request id and the tenant.
 
         Raises:
-            RecordUnknown: Neither is stored.
+            RecordUnknown: Neither is stored, or the request is of another tenant.
         """
         record = await self._record_of(request_id)
         _check_tenant(record.tenant, tenant)
@@ -174,7 +174,7 @@ class RecordStore:
         """Return the record and the grade of a request of `tenant` (None for any).
 
         Raises:
-            RecordUnknown: There is no record.
+            RecordUnknown: There is no record, or the request is of another tenant.
         """
         record = await self._request_record(request_id)
         _check_tenant(record.tenant, tenant)

@@ -50,7 +50,7 @@ class Features:
     text: str = ""
     """Text of the caller's turns."""
     last_turn: str | None = None
-    """Last of the caller's turns; None if `text` is a single one."""
+    """Last of the caller's turns; None: rules search `text` instead."""
     prompt_tokens: int = 0
     """Length of the prompt in tokens of the default model; 0 if no rule needs it."""
     answer_tokens: int = 0
@@ -65,7 +65,7 @@ class Features:
     """Whether the caller holds a part of the answer of `model`, which no other model can continue.
     """
     key: str = ""
-    """Id of the request; decides which share of a trial it belongs to."""
+    """Id of the request, or its `route_key`; decides which share of a trial it belongs to."""
 
     @cached_property
     def numbers(self) -> int:

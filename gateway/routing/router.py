@@ -13,8 +13,8 @@ replace it.
 6. Is the request drawn for a canary of the model?
 7. May the answer escalate to a second model (cascade)?
 
-In questions 3 to 7 a model whose context has no room for the request is replaced by the next one
-that has.
+In questions 3 and 4 a model whose context has no room for the request is replaced by the next one
+that has. In questions 5 to 7 it is not used, except that of a budget if the caller names a model.
 """
 
 import fnmatch
@@ -68,7 +68,7 @@ def price_of(model: ModelSettings, prompt_tokens: float, answer_tokens: float) -
 class Plan:
     """Names the model that answers, and why.
 
-    The router makes and changes a plan; afterwards only overload control changes it.
+    The router makes a plan. Overload control, a fallback, a resumed request and a cascade's score change it later.
 
     Attributes:
         strategy: what decided.
@@ -155,7 +155,7 @@ class RoutingState(NamedTuple):
         soft_limit: replacement model of a tenant that is near a limit, and why; None if it is not.
             Unset where no tenant has limits.
         fits: whether the context of a model may have room for the request. If no model has, the
-            plan is made as if all had.
+            chosen one stays in the plan.
     """
 
     wait_s: Callable[[str], float] = lambda _: 0.0

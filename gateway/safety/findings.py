@@ -1,11 +1,11 @@
-"""Findings of inspection, and the actions on them. One pure function, `apply`, decides for prompts and answers alike.
+"""Findings of inspection, and the actions on them. One function, `apply`, decides for prompts and answers alike.
 
 A finding has a rule, a span and a severity, never the text itself.
 
-Overlapping findings are decided together, so that no part of one remains visible: the union of
-their spans gets the strongest of their actions. Of several findings with that action the most
-severe names the placeholder, then the longest, then the first, then the first by name. The order in
-which they were found does not matter.
+Overlapping findings that edit the text (remove, redact, block) are decided together, so that no
+part of one remains visible: the union of their spans gets the strongest of their actions. Of
+several findings with that action the most severe names the placeholder, then the longest, then the
+first, then the first by name. The order in which they were found does not matter.
 
 A redacted value gets a placeholder, such as `<EMAIL_1>`. One `Placeholders` belongs to one request.
 It follows from the texts of the prompt alone, so a resumed call with the same prompt gets the same
@@ -81,7 +81,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class TakenAction(Finding):
-    """A finding with the action taken; in a prompt its offsets are those of the original text.
+    """A finding with the action taken; in `RequestInspection.actions` its offsets are those of the original text.
 
     Attributes:
         model: governed model of a ROUTE.
@@ -212,8 +212,8 @@ class TextDecision:
 
     Attributes:
         actions: every finding with its action, in the order of the text.
-        text: the edited text; the part before the first block.
-        edits: differences from the original text.
+        text: the edited text, which ends before the first block.
+        edits: replacements in the inspected text, in order; none follows a block.
     """
 
     actions: tuple[TakenAction, ...]
@@ -239,7 +239,7 @@ def apply(
         table: actions of the policy.
         text: the inspected text.
         findings: findings in it.
-        placeholders: of the request; new ones are added.
+        placeholders: of the request; new ones are added. None: those of `text` alone, dropped afterwards.
     """
     ordered = sorted(set(findings), key=lambda f: (f.start, f.end, f.rule, f.severity))
     if not ordered:
@@ -324,7 +324,7 @@ class DryRun:
     Attributes:
         policy: version of the policy.
         texts: texts of prompts and answers that both policies decided about.
-        changed: number of these that would differ or be blocked.
+        changed: number of these whose edited text, blocking rules or route would differ.
         moves: findings that the two policies treat differently.
     """
 

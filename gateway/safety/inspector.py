@@ -57,7 +57,7 @@ NO_ENTITIES: Final = EntityResults()
 class Inspector:
     """The policies of one configuration.
 
-    `rehearse` may run in other threads; everything else belongs to the event loop.
+    `choose` and `rehearse` may run in other threads; `count` and the filters belong to the event loop.
 
     Attributes:
         dry_run: counts of the policy in dry run, if there is one.
@@ -150,12 +150,12 @@ class RequestInspection:
     """The texts of one request, and what the policy decides about all of them together.
 
     The texts share placeholders: the same value reads the same in every turn. May be made and
-    decided in other threads.
+    decided in other threads. `decide` sets `edited`, `actions` and all that follows from them.
 
     Attributes:
         policy: the policy that decides.
         texts: the texts as they came.
-        normalized: texts for token classifiers; empty where a text is over the length limit.
+        normalized: texts for rules and token classifiers; empty where a text is over the length limit.
         checks: decisions about token classifiers, for the record.
         entities: entities that `decide` got.
         edited: the texts for the model.
@@ -223,7 +223,7 @@ class RequestInspection:
             self.governed = route.model, route.rule
 
     def _look_alikes(self, text: str) -> Iterator[Finding]:
-        """Yield the injections in `text` that only its look shows."""
+        """Yield the injections in the skeleton of `text`; none if it reads like `text`."""
         look = Skeleton(text)
         for finding in self.policy.rules.scan(look.text) if look.text != text else ():
             if finding.rule.startswith("injection."):

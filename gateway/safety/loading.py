@@ -42,9 +42,9 @@ def load_policies(
     """Check and load the policies of a configuration.
 
     Args:
-        section: settings `safety:`; if empty, everything is flagged and nothing changed.
-        read_list: returns the content of a list file by its path.
-        models: labels of all models by name, empty for those that do not classify.
+        section: settings `safety:`; if empty, one policy `default` with the defaults of `PolicySettings`.
+        read_list: returns the content of a list file by its path; may raise OSError or UnicodeDecodeError.
+        models: labels of all models by name, an empty tuple for those that do not classify.
         token_classifiers: names of the models that classify tokens.
 
     Raises:
@@ -105,7 +105,7 @@ def _contradictions(
 
 
 def _action_problems(policy: PolicySettings, known_rules: Collection[str]) -> Iterator[Problem]:
-    """Yield unknown rules, and actions that come too late: after normalization or without inspection."""
+    """Yield unknown rules, and actions that a rule cannot have."""
     actions = [("actions", rule) for rule in policy.actions]
     for *keys, rule in (*actions, *(("output", "actions", rule) for rule in policy.output.actions)):
         fits = rule in known_rules

@@ -307,7 +307,11 @@ def shifted(links: Links, by: int) -> Links:
 
 
 def set_of(patterns: Iterable[str], *, whole: bool = True) -> re2.Set:
-    """Compile a matcher that returns the numbers of those `patterns` that match a text, or somewhere in it."""
+    """Compile a matcher that returns the indexes of the `patterns` that match a `whole` text, else any part of it.
+
+    Raises:
+        re2.error: a pattern is not valid, or all together are too large.
+    """
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MEMORY_MAX

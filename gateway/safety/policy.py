@@ -1,4 +1,4 @@
-"""Safety policies, which action for which rule, compiled for prompts and answers; and the names of all rules.
+"""Safety policies (which rule has which action), compiled for prompts and answers; and the names of all rules.
 
     safety:
       default: standard
@@ -137,7 +137,7 @@ class SafetyPolicy:
 
     @cached_property
     def version(self) -> str:
-        """Name and hash of everything that decides, lists and own rules included: "standard@0123456789ab"."""
+        """Name, and hash of the settings, lists and own rules: "standard@0123456789ab"."""
         rules = [rule.model_dump(mode="json") for rule in self.own_rules]
         content = [self.settings.model_dump(mode="json"), self.deny, self.allow, *rules]
         plain = json.dumps(content, sort_keys=True, ensure_ascii=True)
@@ -170,7 +170,7 @@ class SafetyPolicy:
 
     @cached_property
     def rules(self) -> RuleSet:
-        """Rules for prompts; where the policy is not enabled, nobody asks for them."""
+        """Rules for prompts, compiled but not applied if the policy is not enabled."""
         return _rules(self._specs, self.deny, self.allow, is_prompt=True)
 
     @cached_property

@@ -210,7 +210,7 @@ class PolicySettings(_Section):
     """One policy."""
 
     enabled: bool = True
-    """Apply rules to prompts and answers. Normalization and the limit of length always apply."""
+    """Apply rules and guard models. Normalization and the limit of length always apply."""
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
     """Actions by the name of a rule, or by a prefix such as `pii.*`."""
     severity: dict[SeverityName, ActionSpec] = Field(default_factory=dict)

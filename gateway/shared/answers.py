@@ -90,7 +90,10 @@ class SharedAnswerCache:
         prompts: Sequence[PreparedPrompt],
         compute: Callable[[Sequence[PreparedPrompt]], Awaitable[Sequence[bytes]]],
     ) -> list[bytes]:
-        """Return the embedding of each prompt; cached ones are not computed, and equal ones only once."""
+        """Return the embedding of each prompt.
+
+        If the cache is on for `tenant`, cached ones are not computed, and equal ones only once.
+        """
         if not self._caches_for(tenant):
             return list(await compute(prompts))
         keys = [self._key(tenant, prompt.model.name, _value_parts(prompt)) for prompt in prompts]
@@ -117,7 +120,7 @@ class SharedAnswerCache:
         """Return the cached answer under `key`, waiting while an equal request computes it.
 
         Returns:
-            None if the caller must compute the answer, and then call `ended` or `given_up`.
+            None if the caller must compute the answer, and then call `on_end` or `abandon`.
         """
         run = _run_of(key, context.request.priority_class)
         while (answer := self._memory.get(key, time.monotonic())) is None:
@@ -133,7 +136,7 @@ class SharedAnswerCache:
                     return None
                 self.abandon(key, context)
                 return Replay(record)
-            # Not for one that failed.
+            # The result of that request is not shared, see `Leader.ended`.
             if not await asyncio.shield(leader.ended):
                 return None
         return answer

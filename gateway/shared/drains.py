@@ -63,7 +63,7 @@ class Drains:
             The record in force afterwards.
 
         Raises:
-            TransportUnavailable: JetStream does not respond.
+            TransportUnavailable: JetStream does not respond, or others change the record at the same time.
         """
         for _ in range(_TRIES):
             record = await self._read()

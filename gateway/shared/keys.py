@@ -109,7 +109,9 @@ class SharedKeys:
 
         Raises:
             IdempotencyConflict: the key belongs to another request.
-            TransportUnavailable: JetStream does not respond, so the owner of the key is unknown.
+            TransportUnavailable: JetStream does not respond, so the owner of the key is unknown; or
+                other gateways claim it at the same time.
+            Cancelled: another gateway took the key over while it was claimed.
         """
         while (answer := find()) is None:
             leader = self._starting.claim(

@@ -12,8 +12,8 @@ A gateway that missed the candidate loads the record in force when it sees it. W
 is not serving, logs why, and tries again.
 
 A gateway that starts uses the record in force if its own file is one that this record replaced. A
-file that no reload has seen is newer, and stays. A new or changed model is used once a batcher has
-a worker of it.
+file that no reload has seen is newer, and stays. A new or changed model cannot be used before a
+batcher has a worker of it: for this a reload waits `ReloadTimes.ready_s`, then it fails.
 """
 
 import asyncio
@@ -109,7 +109,8 @@ class GatewayReload:
         store: record store, which follows the policies in force.
         drift: drift monitor, likewise.
         authenticator: likewise.
-        revision: revision of the record that this gateway uses; 0: none.
+        revision: revision of the record that this gateway uses, or that a newer file of its own
+            overrides since the start; 0: none.
         lock: held while a reload runs here.
     """
 

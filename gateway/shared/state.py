@@ -33,9 +33,11 @@ class SharedState:
     """This gateway's view of what the gateways share.
 
     Args:
+        settings: of the mesh.
+        gateway_id: of this gateway.
         registry: the live answers.
         in_force: the policies in use.
-        usage: accounting of tenants.
+        tenants: accounting of tenants.
         limiter: the running calls.
 
     Attributes:
@@ -43,7 +45,7 @@ class SharedState:
         policies: bucket of `GatewayReload`.
         api_keys: bucket of the callers' API keys.
         idempotency_keys: bucket of `keys`.
-        resume_key: signs resume tokens.
+        resume_key: signs resume tokens; without `gateway.resume_key` only valid after `open`.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class SharedState:
         self.usage = SharedUsage(in_force, tenants, limiter, minutes, days)
 
     async def open(self, client: Client) -> None:
-        """Create the buckets, and read what tenants have spent.
+        """Create the buckets, read what tenants have spent, and read or create the key of resume tokens.
 
         Raises:
             nats.errors.Error: JetStream does not respond.
@@ -92,7 +94,7 @@ class SharedState:
             self.resume_key.use(self._secret_values["resume_key"])
 
     async def mesh_key(self) -> str | None:
-        """Return the key that processes of the mesh show each other, or None; call it after `open`."""
+        """Return the key that processes of the mesh show each other, None without identities; call it after `open`."""
         key = await mesh_key(self._settings, self._secrets)
         if key is not None and not self._settings.identity.mesh_key:
             self._secret_values["mesh_key"] = key
@@ -111,7 +113,7 @@ class SharedState:
         self._reread.set()
 
     async def run(self) -> None:
-        """Send heartbeats and share what tenants spend, until it is cancelled."""
+        """Send heartbeats, read drained workers, and share what tenants spend, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.peers.run())
             group.create_task(self.drains.run())

@@ -78,12 +78,12 @@ class SharedUsage:
     days: StoredCosts
 
     async def read(self) -> None:
-        """Read what all gateways have spent; raises TransportUnavailable."""
+        """Read what the other gateways have spent; raises TransportUnavailable."""
         for costs in (self.minutes, self.days):
             await costs.read()
 
     async def write(self) -> None:
-        """Store what this gateway's requests have cost."""
+        """Store what this gateway's requests have cost; a failure is only logged, and the next call tries again."""
         try:
             for costs in (self.minutes, self.days):
                 await costs.write()

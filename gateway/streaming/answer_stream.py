@@ -77,12 +77,12 @@ class Steering:
     Attributes:
         is_held: whether nothing is shown before the commit point of a cascade.
         checks: of guard models, if the policy has any.
-        next_run: returns the run of a cascade's second model where that answers from now on, after the current run has
-            given something (`gateway.upstream.cascade`).
+        next_run: called with each frame of the current run; returns the run of a cascade's second model, already sent,
+            if that answers from now on, else None (`gateway.upstream.cascade`).
         check_answer: starts the checks that are due, now that the answer has grown or, if the flag is set, ended
             (`gateway.upstream.guards`).
-        fall_back: looks for a model in place of the current run, which failed before its first token; returns False
-            when there is none (`gateway.upstream.runs`).
+        fall_back: starts to look for a model in place of the current run, which failed before anything of it was shown;
+            returns False when there is none (`gateway.upstream.runs`).
     """
 
     is_held: bool = False
@@ -95,9 +95,9 @@ class Steering:
 class AnswerStream(ResultCollector):
     """The answer to one request while it is computed, and after its end.
 
-    One call reads it at a time: the one that joined last. The number of its unread tokens is bounded. A single arrival
-    that is larger than the bound (a catch-up after a loss, the part of an answer that existed when the call came) is
-    not its fault, so only tokens count that came after the arrival that found it idle.
+    One call reads it at a time: the one that joined last. The number of its unread tokens is bounded. A call that had
+    read all is not to blame for one large arrival (a catch-up after a loss, the part of an answer that existed when the
+    call came), so only the tokens that come after that arrival count.
 
     Attributes:
         request: what it is for.
@@ -188,7 +188,7 @@ class AnswerStream(ResultCollector):
         return self.request.fingerprint
 
     def matches(self, held_ids: Sequence[VisibleToken], model: str) -> bool:
-        """Return whether a caller's tokens of `model` are the beginning of the answer, as far as it can know it."""
+        """Return whether a caller's tokens of `model` begin the answer; those of a replaced model always match."""
         return self._was_replaced(model) or self.current.transcript.starts_with(held_ids)
 
     def _was_replaced(self, model: str) -> bool:
@@ -231,7 +231,8 @@ class AnswerStream(ResultCollector):
     ) -> int:
         """Let a call read from now on, and return its number; the one that read ends with `Cancelled`.
 
-        It begins after the notices that it knows, or where another model took over.
+        It begins at token `held_tokens` and skips all earlier notices. If another model took over from `model`, it
+        begins with the notice of that, at token 0.
 
         Args:
             held_tokens: number of tokens that the caller has.
@@ -278,7 +279,7 @@ class AnswerStream(ResultCollector):
         return self.current.transcript.text_before(index) if index else ""
 
     def read(self, reader: int) -> pb.GenerateResponse | None:
-        """Return the events that `reader` has not had, all unread tokens in one delta; None: it has had all.
+        """Return the events that `reader` has not had, all unread tokens in one delta; None: it has had all it may see.
 
         Raises:
             SluiceError: the stream ended with it, or another call took over.
@@ -391,7 +392,7 @@ class AnswerStream(ResultCollector):
     # Which model answers.
 
     def _falls_back(self, error: SluiceError) -> bool:
-        """Return whether a fallback is looked for after `error`, because nothing of the answer has been shown."""
+        """Start to look for a fallback after `error`, if nothing was shown yet; return whether one is looked for."""
         run = self.current
         if self.has_ended or run is self._replaced:
             return not self.has_ended
@@ -411,7 +412,7 @@ class AnswerStream(ResultCollector):
         return True
 
     def commit(self) -> None:
-        """Keep the current answer: the cascade does not replace it any more."""
+        """Keep the current answer: the cascade neither replaces it nor holds it back any more."""
         self._next_run, self.is_held = None, False
 
     def _switch_to(self, run: ModelRun, *, degraded: bool = False) -> None:
@@ -441,7 +442,7 @@ class AnswerStream(ResultCollector):
     # What guards say. What comes after the end changes nothing.
 
     def reroute(self, run: ModelRun, reason: str) -> bool:
-        """Let `run` of a governed model, whose task must still be sent, answer; return False when it has ended."""
+        """Let `run` of a governed model answer, whose task must still be sent; return False if the answer has ended."""
         if self.has_ended:
             return False
         self._cancel_run()
@@ -451,7 +452,7 @@ class AnswerStream(ResultCollector):
         return True
 
     def pass_verdict(self, now: float) -> None:
-        """Show and end what waited for the verdict of a guard alone."""
+        """Show what may be shown after a guard's verdict, and end an answer that waited for that alone."""
         if self.has_ended:
             return
         if self._end_reason is not None and not self._waits_for_guards:
@@ -464,7 +465,7 @@ class AnswerStream(ResultCollector):
     def settle(
         self, run: ModelRun, window: AnswerWindow, findings: Sequence[Finding], now: float
     ) -> None:
-        """Apply what token classifiers found in `window` of a run; `pass_verdict` shows it."""
+        """Apply what token classifiers found in `window` of a run, which may end the run; `pass_verdict` shows it."""
         if self.has_ended:
             return
         run.is_stopped |= run.transcript.settle(window, findings)
@@ -491,7 +492,7 @@ class AnswerStream(ResultCollector):
 
     @override
     def finish(self, reason: "pb.FinishReason.ValueType", now: float) -> None:
-        """End with the answer complete, or with an error when it is not what the caller has."""
+        """End complete, or with an error if the answer contradicts the caller's tokens; guards may delay that."""
         self.commit()
         current = self.current
         current.transcript.end()

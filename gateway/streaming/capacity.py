@@ -59,7 +59,7 @@ class UsedCapacity:
         return True
 
     def fits(self, run: ModelRun, batcher: str, capacity: BatcherCapacity) -> bool:
-        """Return whether a batcher has capacity for the run: of the whole, or of its tenant's share."""
+        """Return whether a batcher has capacity for the run, or its tenant's share has; a first run always fits."""
         key, tenant = (batcher, run.run_class), run.task.tenant
         if key not in self._runs:
             return True
@@ -110,7 +110,7 @@ class WaitQueue:
 
     @property
     def oldest_at(self) -> float:
-        """Since when the first of each tenant waits at most, monotonic seconds; infinity: none waits."""
+        """Earliest `queued_at` of the tenants' first runs, monotonic seconds; infinity: none waits."""
         heads = [tenant.runs[0] for tenant in list(self._tenants) if tenant.runs]
         return min((run.queued_at for run in heads), default=inf)
 

@@ -51,7 +51,7 @@ MS_MAX: Final = 2**32 - 1
 QUERY_RUNS_MAX: Final = 4096
 """Runs in one query or cancel message; it stays far below NATS's limit of 1 MiB."""
 CANCELS_MAX: Final = 16_384
-"""Cancels that wait for one batcher; it speaks of the other runs again, and is answered then."""
+"""Cancels that wait for one batcher; more are dropped. Its next message about such a run brings another cancel."""
 RUN_ID_CHARS_MAX: Final = 128
 """Longest run id; a longer one belongs to no gateway and is not kept."""
 BATCHERS_MAX: Final = 1024
@@ -93,7 +93,7 @@ class Dispatch:
         gateway: id of this gateway.
         loads: says which batchers there are.
         stall_s: longest silence of a run, seconds.
-        notify: called when `drain` has something to send: the task of a run, or else a message that does not wait.
+        notify: called when `drain` may have something to send: with the run if it is a task, else with None.
         resent: runs that were lost and sent again, by model, class and what was lost: "worker" or "batcher".
         given_up: runs that became dead letters.
     """
@@ -132,7 +132,7 @@ class Dispatch:
     # Runs.
 
     def send(self, run: ModelRun, now: float) -> None:
-        """Send a new run."""
+        """Send a new run, or let it wait: for capacity, or behind others of its tenant."""
         self._runs[run.run_id] = run
         run.sent_at, run.task_bytes = now, run.task.ByteSize()
         queue = self._queues.get(run.run_class)
@@ -166,7 +166,7 @@ class Dispatch:
     def accepts(
         self, batcher: str, run_id: str, attempt: int, now: float, *, waits: bool = False
     ) -> bool:
-        """Return whether a batcher owns the run that it sends a message about; else cancel it there.
+        """Note a batcher's message about a run. Return whether it owns the run; else cancel it there.
 
         Args:
             batcher: that sends it.
@@ -205,7 +205,7 @@ class Dispatch:
                     run.check_at = min(run.check_at, now)
 
     def take_returned(self, batcher: str, frame: frame_pb2.Frame, now: float) -> None:
-        """Send a run elsewhere that its batcher gives back, unless it was lost too often."""
+        """Send a run again that its batcher returns, or let it wait; give it up if it was lost too often."""
         run = self._owned(batcher, frame.request_id, frame.attempt)
         if run is None:
             return
@@ -398,11 +398,11 @@ class Dispatch:
 
     @property
     def queued(self) -> Mapping[RunClass, int]:
-        """Number of runs that wait here for capacity."""
+        """Number of runs that wait here for capacity; metrics read it on other threads."""
         return {run_class: len(queue) for run_class, queue in list(self._queues.items())}
 
     def queued_s(self, now: float) -> Mapping[RunClass, float]:
-        """Return how long the oldest of them has waited, in seconds."""
+        """Return how long the tenants' first runs have waited at most, in seconds; called on other threads too."""
         queues = list(self._queues.items())
         return {run_class: max(0.0, now - queue.oldest_at) for run_class, queue in queues}
 

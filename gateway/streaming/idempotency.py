@@ -1,8 +1,8 @@
-"""Idempotency keys: complete answers that a repeated request gets again, and which gateway answers a key.
+"""Idempotency keys: complete answers that a repeated request gets again.
 
 A complete answer is kept as the bytes of a `KeyRecord`: what a caller may see of it, and nothing of the call that
 computed it. The same bytes are in the memory of the gateway that answered and, for keys that a caller named, in a
-JetStream bucket that all gateways share.
+JetStream bucket that all gateways share (`gateway.shared.keys`).
 """
 
 from collections import OrderedDict
@@ -24,7 +24,7 @@ _REPLAYED: Final = pb.Notice(
 REPLAY_BYTES_MAX: Final = 256 * 1024
 """Largest answer that is kept, in bytes; a repeated request for a larger one is computed again."""
 REPLAYS_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Size of all answers that one gateway keeps in its memory, in bytes; the oldest are evicted."""
+"""Size of all answers that one `ReplayCache` keeps, in bytes; the oldest are evicted."""
 
 
 class Replay(VisibleText):
@@ -61,7 +61,7 @@ class Replay(VisibleText):
         """Do nothing: the end of a call changes nothing."""
 
     def started(self, _: int, model: str) -> pb.Started:
-        """Return the first event for a reader that has tokens of `model`, or none."""
+        """Return the first event for a reader that has tokens of `model`; empty: it has none."""
         started = pb.Started()
         started.CopyFrom(self._stored.started)
         for replaced in self._stored.replaced:
@@ -92,7 +92,7 @@ class Replay(VisibleText):
         return Replay(record)
 
     def matches(self, held_ids: Sequence[VisibleToken], model: str) -> bool:
-        """Return whether a caller's tokens of `model` are the beginning of the answer, as far as it can know it."""
+        """Return whether a caller's tokens of `model` begin the answer; those of a replaced model always match."""
         return self._replaced(model) or self.visible_ids[: len(held_ids)] == tuple(held_ids)
 
     def read(self, _: int) -> pb.GenerateResponse:

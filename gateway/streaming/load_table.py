@@ -1,8 +1,8 @@
 """What is known of every model: its load, as batchers report it, and whether it fails.
 
 A batcher reports how long a new task of each class would wait, how many would not wait at all, and how fast workers
-are. Models have the names that tasks have for them. A model that fails repeatedly gets no requests for a while, then
-probes (circuit breaker: Nygard, Release It!).
+are. Reports name models as tasks do; breakers know them by their names in the catalogue. A model that fails repeatedly
+gets no requests for a while, then probes (circuit breaker: Nygard, Release It!).
 """
 
 import math
@@ -19,7 +19,7 @@ from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelRepo
 from sluice.settings.routing import BreakerRules
 
 UNLIMITED: Final = BatcherCapacity(math.inf, math.inf)
-"""Capacity for a class for which a batcher grants none: urgent tasks need none."""
+"""Capacity where a batcher's report sets no limit for the class: urgent tasks need none."""
 EXPIRY_S: Final = 3.5
 """Age from which on a report is not used any more, in seconds: batchers report every second."""
 PROBE_S: Final = 30.0
@@ -107,7 +107,7 @@ class ModelLoadTable:
         """Sums over the batchers, computed since their reports changed."""
 
     def update(self, report: BatcherReport, now: float) -> None:
-        """Replace the previous report of the batcher, unless that is newer."""
+        """Replace the previous report of the batcher, unless that is newer; remove a batcher that leaves."""
         previous = self._batchers.get(report.batcher)
         if previous is not None and report.sequence < previous.sequence:
             return
@@ -130,9 +130,10 @@ class ModelLoadTable:
             self._loads.clear()
 
     def choose(self, model: str, without: Collection[str], now: float) -> str | None:
-        """Return the batcher for the next task of `model`: one with a worker, where the fewest tasks wait.
+        """Return the batcher for the next task of `model`, and count the task there.
 
-        Among equals it is the one that was chosen longest ago. None if there is none but `without`.
+        It has a worker, and the fewest tasks wait there; among equals it is the one that was chosen longest ago. None
+        if there is none but `without`.
         """
         candidates = [
             (entry.queued + batcher.sent[model], batcher.choice, name)
@@ -248,7 +249,7 @@ class Breakers:
             breaker.half_open, breaker.next_at = True, now + PROBE_S
 
     def succeeded(self, model: str) -> None:
-        """Note an answer. A request from before the breaker opened does not close it."""
+        """Note an answer. It closes a half-open breaker; an open one stays open."""
         breaker = self._breakers[model]
         breaker.failures = 0
         if breaker.half_open:

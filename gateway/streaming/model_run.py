@@ -89,7 +89,7 @@ class ModelRun:
             None: its result is numbers.
         deadline: monotonic seconds.
         stall_s: missing frames are requested again after this time, seconds.
-        sent_at: when it was given to `Dispatch`, monotonic seconds.
+        sent_at: when it was given to `Dispatch`, monotonic seconds; before that, when it was made.
         stop_token_ids: the caller's; they end the answer like the model's own.
         resumed: tokens that the caller brought.
         headers: of the task's message: the trace context.
@@ -104,7 +104,7 @@ class ModelRun:
         batcher: that has it; empty: none.
         is_accepted: whether that batcher has confirmed the task.
         was_accepted: whether any batcher has: only then is anything computed, and it waits until its deadline.
-        needs_capacity: whether it waits for capacity; once a batcher had it, it goes elsewhere without.
+        needs_capacity: whether it needs capacity; not once it was sent, unless a batcher that had none returned it.
         capacity_at: the batcher whose capacity it uses; empty: none.
         task_bytes: size of the task.
         check_at: when to query it, or to try again, monotonic seconds.
@@ -146,7 +146,7 @@ class ModelRun:
     run_class: RunClass = field(init=False)
     is_urgent: bool = field(init=False)
     is_bulk: bool = field(init=False)
-    # Where it is: changed by `Dispatch` alone.
+    # Where it is. `Dispatch` changes it; others set `is_sent` and `was_accepted`, and `ChunkRuns` its own attempts.
     attempt_number: int = 0
     is_sent: bool = False
     is_queued: bool = False
@@ -361,7 +361,7 @@ class ModelRun:
 
     @property
     def billed_tokens(self) -> tuple[int, int]:
-        """Tokens of prompt and answer that cost something: those that the caller brought do not."""
+        """Tokens of prompt and answer to pay for: none that the caller brought, none if a fallback answers."""
         if not self.was_accepted or self.error is not None:
             return 0, 0
         if (counted := self.server_tokens) is not None:
@@ -403,7 +403,7 @@ class ResultCollector:
     Attributes:
         request_id: its name, which is that of its first run.
         tenant: whose it is.
-        arrived_at: when its request came, monotonic seconds.
+        arrived_at: when its run was made; of an `AnswerStream`, when its request came; monotonic seconds.
         state: how far it is.
         error: why it failed, in state FAILED.
         reason: why it is complete, in state FINISHED.

@@ -82,7 +82,7 @@ class Registry:
     # What batchers send.
 
     def take(self, bundle: FrameBundle, now: float) -> bool:
-        """Take a bundle of a batcher; return whether frames were deferred."""
+        """Take a bundle of a batcher; return whether frames wait for `take_deferred`."""
         batcher, dispatch = bundle.batcher, self.dispatch
         dispatch.note_message(batcher, now)
         for ref in bundle.pending:
@@ -141,7 +141,7 @@ class Registry:
             result.fail_run(frame.request_id, error)
 
     def fail_send(self, run_id: str, error: SluiceError) -> None:
-        """Fail a run whose task could not be sent, unless frames have proved the contrary."""
+        """Fail a run whose task could not be sent, unless a batcher has or had it."""
         result = self.by_run.get(run_id)
         if result is not None and not result.current.was_accepted:
             result.fail_run(run_id, error)

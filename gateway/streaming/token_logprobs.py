@@ -20,7 +20,7 @@ from sluice.wire.tokens import VisibleToken
 Token = tuple[VisibleToken, Logprobs | None]
 """Id and log-probabilities of one token."""
 PieceOf = Callable[[int, bool], TokenText]
-"""What a token is, alone, at the beginning of a text or behind other text."""
+"""Returns text and bytes of one token by itself: at the beginning of a text (True) or after other text."""
 _REPLACEMENT = "\ufffd"
 
 

@@ -6,8 +6,8 @@ character.
 
 An output filter delays tokens and text. A token is released when the filter has decided about every character of it;
 the tokens that make up one character are released together. A token of which any character is hidden is shown as
-None, so that indexes stay and ids never reveal what the text hides. Text always leaves with a token, so
-that an index of a token is a place in the text.
+None, so that indexes stay and ids never reveal what the text hides. Text leaves with a token (except a tail at the
+end), so that an index of a token is a place in the text.
 
 Where a caller wants log-probabilities (`gateway.streaming.token_logprobs`), a token is released with its text: it waits
 for the rest of its character, and for a stop string that may begin in it.
@@ -253,7 +253,7 @@ class Transcript(VisibleText):
         self._pending_text += self._matcher.push(text)
 
     def _show_decided(self, limit: int) -> None:
-        """Show the tokens whose text ends before `limit`, together; the last one has the text."""
+        """Show the tokens whose text ends by `limit`, the last with the text; with log-probabilities they wait."""
         undecided, output, groups = self._undecided, self.output, list[TokenGroup]()
         while undecided and undecided[0].end <= limit:
             group = undecided.popleft()

@@ -69,7 +69,7 @@ class RequestMetrics:
         observe("sluice.dead_letters", lambda: list(dispatch.given_up.items()))
 
     def refused(self, error: SluiceError) -> None:
-        """Count the error of a call without a valid request; an error of a valid request has its id."""
+        """Count the error of a call, unless it has a request id: `ended` counts valid requests."""
         if "request_id" not in error.metadata:
             self._refused[error.reason,] += 1
 

@@ -157,7 +157,10 @@ class RequestLog(AbstractContextManager["RequestLog"]):
     # The call.
 
     def received(self, wire: Wire, tenant: str) -> None:
-        """Take the message of the call, which may be invalid: attributes that every call is searched by."""
+        """Take the message of the call, which may be invalid: attributes that every call is searched by.
+
+        From now on log lines of this task have the ids of request and trace.
+        """
         logs.subject.set((self.request_id, self.trace_id))
         if self.server.is_recording():
             # Text that was put in the wrong field must not get into traces.
@@ -272,7 +275,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
     def child(
         self, name: str, attributes: Attributes, kind: trace.SpanKind = trace.SpanKind.INTERNAL
     ) -> Iterator[trace.Span]:
-        """Yield a span around work outside the admission; an error that passes through is recorded."""
+        """Yield a span around work outside the admission; a SluiceError that passes through is recorded."""
         span = self._unseen
         if self.recorded:
             span = self._tracer.start_span(name, self._context, kind, attributes)

@@ -1,7 +1,7 @@
-"""Makes the record and the audit entry of a request of its log.
+"""Makes the record and the audit entry of a request from its log.
 
-The record is written when the request has ended. The audit entry is written when the policy has decided about the
-prompt, and once more if the answer has led to other decisions.
+The record is written when the request has ended. The audit entry is written if the policy has found something in the
+prompt, and at the end again if guard models have decided, or the answer has findings.
 """
 
 import hashlib
@@ -47,11 +47,11 @@ class RequestRecords:
     currency: str
 
     def decided(self, log: RequestLog) -> None:
-        """Audit what rules or guards have decided about a prompt, or later about the answer."""
+        """Queue the audit entry of what rules or guards have decided about a prompt, or later about the answer."""
         self.store.append_audit(self._entry(log))
 
     def ended(self, log: RequestLog) -> pb.RequestRecord:
-        """Write the record of a request that has ended, or of which a shadow has, and return it."""
+        """Queue the record of a request that has ended, or of which a shadow has, and return it even if dropped."""
         record = self._record(log)
         self.store.write_record(record)
         return record

@@ -149,7 +149,7 @@ class AnswerMonitor:
         predictor: decides about a whole answer that all else accepts.
         reason: why it is in doubt, one sentence without any text of the answer; empty: it is not.
         committed: it is promised to the caller.
-        tokens: received so far.
+        tokens: received until it was decided.
         score: what `predictor` predicted, once it was used.
     """
 
@@ -231,7 +231,10 @@ class Cascade(AnswerMonitor):
     def next_run(
         self, stream: AnswerStream, accepted: AcceptedFrame, now: float
     ) -> ModelRun | None:
-        """Return the run of the second model, sent, if the first answer is in doubt; commit to it if it is not."""
+        """Return the run of the second model, already sent, if the first answer is in doubt and that one may start.
+
+        Else return None, and commit `stream` to the first answer once that is decided.
+        """
         run = stream.current
         text = run.transcript
         if text.contradicted or text.blocked:
@@ -272,7 +275,7 @@ class Cascade(AnswerMonitor):
         return run
 
     def _refusal(self, now: float) -> str:
-        """Why the second model may not start now, or ""."""
+        """Return why the second model may not start now; empty: it may."""
         route, tenant = self.route, self._context.request.tenant
         if not self._request.may_escalate(route.max_share):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"

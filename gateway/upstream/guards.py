@@ -125,7 +125,7 @@ class _CheckRuns:
         return outcome, Cost((time.monotonic() - self.began_at) * 1000, cost)
 
     async def verdict(self, turns: Sequence[Message]) -> families.GuardVerdict:
-        """Return the verdict of a guard that gives some."""
+        """Return the verdict of a `Guard` on the conversation and the answer, over all of its runs."""
         model, guard = self._model(), self.check.guard
         assert isinstance(guard, Guard), "the others give no verdicts"
         texts = [self.check.answer, *(turn["content"] for turn in turns)]
@@ -235,7 +235,12 @@ def _labelled(segment: Segment, run: ModelRun) -> Iterator[LabelledToken]:
 def prompts_of(
     family: Family, model: ServedModel, turns: Sequence[Message], check: Check
 ) -> list[list[int]]:
-    """Return the prompts of the runs, each of which fits the guard's context."""
+    """Return the prompts of the runs, each of which fits the guard's context.
+
+    Raises:
+        PromptTooLong: The conversation does not fit, or the text has too many segments.
+        TemplateRefused: The guard's chat template does not take the conversation.
+    """
     tokens_max = model.context_tokens - family.answer_tokens
     if family.labels:
         prompt_text = "\n".join(turn["content"] for turn in turns if turn["role"] == "user")

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 PONG_S: Final = 0.5
 """How long NATS may take to answer a ping before this gateway counts as cut off, in seconds."""
 CLOSE_S: Final = 2.0
-"""How long messages that wait for NATS delay the end of the gateway, in seconds."""
+"""How long `NatsTransport.close` waits for its background tasks, such as storing dead letters, in seconds."""
 SETTLE_S: Final = 2.0
 """How long NATS may take to confirm the subscriptions, in seconds."""
 
@@ -75,7 +75,7 @@ class Coalescer:
             self._busy_until = time.monotonic() + BUSY_S
 
     def notify(self, run: ModelRun | None = None) -> None:
-        """Signal that there is a message: the task of a run, or one that is due with the next turn of the loop."""
+        """Signal that there is a message: the task of `run`, which may be delayed; None: one that is due now."""
         delay_s, now = 0.0, time.monotonic()
         if run is not None and run.is_urgent:
             if now < self._busy_until:
@@ -108,7 +108,7 @@ class Coalescer:
 
 
 class NatsTransport:
-    """Sends what `Dispatch` has to send, and passes what arrives to the registry. The one user of the connection.
+    """Sends what `Dispatch` has to send, and passes what arrives to the registry.
 
     Attributes:
         gateway_id: of this gateway.
@@ -149,6 +149,9 @@ class NatsTransport:
         """Subscribe, and ask batchers for their reports, which `on_report` takes too.
 
         Frames can arrive as soon as this returns; core NATS drops messages without a subscription.
+
+        Raises:
+            NatsUnreachable: NATS does not confirm the subscriptions in time.
         """
         self._client, self._on_reports = client, on_report
         own = subjects.frames(self.gateway_id)
@@ -162,7 +165,7 @@ class NatsTransport:
         self._flushing = asyncio.create_task(self._flush_when_due(client))
 
     async def close(self) -> None:
-        """Send what is left to send, then close the connection."""
+        """Send what is left to send, then close the connection, which others share."""
         if self._client is None:
             return
         if self._flushing is not None:

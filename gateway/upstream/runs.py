@@ -1,6 +1,6 @@
 """Runs on their way to the batchers: those of callers' requests, and those that the gateway itself needs.
 
-A fallback is a smaller model that answers when the one that was asked fails before its first token. A model that is
+A fallback is a smaller model that answers when the one that was asked fails before anything is shown. A model that is
 known to be down or late is left out when the request is routed (`gateway.admission.overload`). A fallback is for the
 failure that the request itself meets; they are used in the order of the configuration, each once.
 """
@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 FAILURES: Final = (errors.EngineFailed, errors.ModelUnavailable, errors.Overloaded)
 """Errors of a run that another model may not meet; a request that is wrong stays wrong."""
 WATCHED_GATHER_MS: Final = 250
-"""Maximum time that a worker gathers tokens of an answer which the gateway may end or give to another model, in
-milliseconds: more would be computed in vain."""
+"""Maximum time that a worker coalesces tokens of an answer which a stop string may end, or a cascade give to another
+model, in milliseconds: more would be computed in vain."""
 WHOLE_GATHER_MS: Final = 3_600_000
-"""How long a worker gathers tokens of which nobody reads a part, in milliseconds: until the end."""
+"""How long a worker coalesces tokens of which nobody reads a part, in milliseconds: until the end."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ class Upstream:
 
         Args:
             runs: of one request; no caller reads their tokens.
-            on_end: called with each result when all have ended, complete or not.
+            on_end: called once with each result after it has ended, complete or not, before this returns or raises.
 
         Raises:
-            SluiceError: a run failed, of a run past its deadline `DeadlinePassed`.
+            SluiceError: a run failed; `DeadlinePassed` if it was past its deadline.
         """
         ended = asyncio.Queue[ResultCollector]()
         results = [ResultCollector(self.registry, run, ended.put_nowait) for run in runs]
@@ -158,7 +158,7 @@ class Upstream:
         """Book the cost of a result that has ended, and judge its models.
 
         Returns:
-            The tokens of its prompts and answers.
+            The billed tokens of its prompts and answers.
         """
         tokens = 0
         for run in result.runs:
@@ -241,7 +241,7 @@ class Upstream:
 
 
 def spawn_beside(stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> None:
-    """Start `work` beside an answer, which ends with it; what fails there fails the answer."""
+    """Start `work` beside an answer, whose end cancels it; an error of `work` fails the answer."""
 
     async def fail(error: SluiceError) -> None:
         stream.fail(error)

@@ -155,8 +155,7 @@ class ShadowRunner:
 def learnable(request: ValidRequest, stream: AnswerStream) -> bool:
     """Return whether an answer that has ended may be used for learning.
 
-    It must be complete, and no guard may have blocked or rerouted it. A resumed answer began in another stream, which
-    counts.
+    It must be complete and not resumed, and no guard may have blocked or rerouted it.
     """
     finished, checks = stream.finished, stream.checks
     if finished is None or request.resume or blocked(stream):

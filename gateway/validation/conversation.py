@@ -66,7 +66,7 @@ class FieldViolations(list[FieldViolation]):
         return holds
 
     def raise_any(self) -> None:
-        """Raise one error with all violations, if there are some."""
+        """Raise InvalidRequest with the first `NAMED_MAX` violations, if there are some."""
         if self:
             named, more = self[:NAMED_MAX], len(self) - NAMED_MAX
             message = "; ".join(f"{wrong.field}: {wrong.description}" for wrong in named)

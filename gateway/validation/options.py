@@ -16,7 +16,7 @@ from sluice.wire.subjects import is_token
 VARIABLES_MAX: Final = 32
 """Most variables of a chat template that a request may set."""
 SHAPE_MAX_BYTES: Final = JSON_SCHEMA_MAX_BYTES + 8192
-"""Most bytes of a response_format: a schema, its name and its description."""
+"""Most characters of the JSON of one option: a response_format has a schema, its name and its description."""
 _RESERVED: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"}
 )
@@ -134,7 +134,7 @@ def tools_of(tools: Sequence[pb.Tool], violations: FieldViolations) -> tuple[Fun
 
 
 def tool_use_of(request: pb.GenerateRequest, violations: FieldViolations) -> ToolUse | None:
-    """Return which tools the answer may call, or None without tools; add what is wrong to `violations`."""
+    """Return which tools the answer may call, or None if it may call none; add what is wrong to `violations`."""
     choice, check, sampling = request.tool_choice, violations.check, request.sampling
     is_required = choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
     has_parallel = request.HasField("parallel_tool_calls")

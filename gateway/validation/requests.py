@@ -1,4 +1,4 @@
-"""Validate requests: each becomes a `ValidRequest`, or one error that names every wrong field."""
+"""Validate requests: each becomes a `ValidRequest`, or one error that names the wrong fields."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -130,7 +130,7 @@ class ValidRequest:
 
     @property
     def seed_of_key(self) -> int:
-        """Seed for a request with an idempotency key that names none, equal at every gateway."""
+        """Seed for a request that has an idempotency key and no seed, equal at every gateway."""
         digest = hashlib.sha256(self.key.encode() + self.fingerprint).digest()
         return int.from_bytes(digest[:8]) >> 1
 
@@ -146,8 +146,8 @@ def validate(
     """Check all fields of `request`, which may take `timeout_s` seconds from now on.
 
     Raises:
-        InvalidRequest: Fields are wrong; the error names each.
-        UnknownModel: Only the model is wrong.
+        InvalidRequest: Fields are wrong; the error names the first `conversation.NAMED_MAX`.
+        UnknownModel: Only the model is wrong; or no model takes the input, whatever else is wrong.
     """
     violations = FieldViolations()
     conversation = conversation_of(request, violations)
@@ -290,7 +290,7 @@ def sampling_of(
 
 
 def _check_ends(s: pb.SamplingParams, max_answer_tokens: int, violations: FieldViolations) -> None:
-    """Check the parameters that end an answer: a constraint excludes the others."""
+    """Check the parameters that end an answer: a constraint excludes min_tokens and stop_token_ids."""
     check, kind, limit = violations.check, s.WhichOneof("constraint"), s.max_tokens
     limit = limit or max_answer_tokens
     check(s.min_tokens <= limit, "sampling.min_tokens", f"must be at most max_tokens, {limit}")

@@ -30,7 +30,10 @@ class Leases:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def may_claim(self, record: JobRecord, revision: int, now: float) -> bool:
-        """Return whether this process may claim the job of a record."""
+        """Return whether this process may claim the job of a record.
+
+        For a job of another process it remembers the revision: only a later call can find it unchanged for `LEASE_S`.
+        """
         job = record.job
         if job.state == pb.JOB_STATE_QUEUED:
             return True
@@ -58,6 +61,8 @@ def set_state(
     job: pb.Job, state: "pb.JobState.ValueType", code: str, reason: str, now_ms: int
 ) -> None:
     """Move a job to a state, with a reason for programs and one for people.
+
+    Also set what follows from it: times and `closing`; a queued job has no runner, only a running one items in flight.
 
     Args:
         job: is changed.
@@ -92,7 +97,7 @@ def is_ended(job: pb.Job) -> bool:
 
 
 def is_idle(job: pb.Job) -> bool:
-    """Return whether no item gets an outcome unless somebody resumes or retries the job."""
+    """Return whether a job is paused or over; its last owner may still write outcomes for a few seconds."""
     return job.state in OVER or job.state == pb.JOB_STATE_PAUSED
 
 
@@ -116,7 +121,7 @@ def record_loss(record: JobRecord) -> None:
 
 
 def is_suspect(record: JobRecord, *, waits: bool = False) -> bool:
-    """Return whether the next process that ends with the job is the last one.
+    """Return whether the job fails if one more process ends with it.
 
     A process runs one such job at a time, so that a job that only ran beside it is not blamed.
 

@@ -28,7 +28,7 @@ class RateLimit:
         return max(0.0, (1.0 - self._level) / self._per_s) if self._level < 1.0 else 0.0
 
     def consume(self, count: float) -> None:
-        """Record that this many were sent."""
+        """Record that this many were sent; fewer than 0: given back."""
         self._level -= count
 
 
@@ -37,7 +37,8 @@ class CostBudget:
     """Budget for the cost of items; 0: unlimited. The cost of an item is known when it is answered.
 
     For each item in flight as much is set aside as the most expensive one has cost; until one is
-    known, items go alone. The budget is exceeded at most by what one item costs beyond that.
+    known, items go alone. So the budget is only exceeded by what items in flight cost beyond that, or by
+    one that was sent alone.
     """
 
     limit: float = 0.0
@@ -52,7 +53,7 @@ class CostBudget:
         return self._dearest is not None and (in_flight + 1) * self._dearest <= remaining
 
     def consume(self, cost: float, items: int = 1) -> None:
-        """Record the cost of finished items."""
+        """Record the cost of finished items; with `items` 0 it says nothing about the cost of one."""
         self.spent += cost
         if items:
             self._dearest = max(self._dearest or 0.0, cost / items)

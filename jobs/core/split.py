@@ -6,13 +6,14 @@ from typing import Final
 _CUTS: Final = (("\n\n", ""), ("\n", ""), (".", " "), (". ", ""), ("", " "), (" ", ""))
 """Text before and after a cut, best first: paragraphs, lines, sentences, words."""
 _LOOK_BACK: Final = 4
-"""A cut is searched in the last part of what a part adds: one in this many."""
+"""A cut is searched among the last tokens that a part adds: one in this many of them."""
 
 
 def split(text: str, ends: Sequence[int], size: int, overlap: int) -> Iterator[tuple[int, int]]:
     """Yield where each part of a text begins and ends, in characters.
 
-    Every character is in a part; neighbouring parts share the tokens of their overlap.
+    Every character is in a part; neighbouring parts share the tokens of their overlap. A text without
+    tokens has no part.
 
     Args:
         text: the text.
@@ -37,8 +38,8 @@ def split(text: str, ends: Sequence[int], size: int, overlap: int) -> Iterator[t
 def _cut(text: str, ends: Sequence[int], least: int, last: int) -> int:
     """Return the number of the token before which a part ends.
 
-    That is behind the best cut close to `last`, else `last`. With `least`, a part adds one token to
-    the one before.
+    That is behind the best cut close to `last`, else `last`. A part that ends at `least` adds one
+    token to the one before.
     """
     lowest = last - (last - least) // _LOOK_BACK
     for before, behind in _CUTS:

@@ -29,9 +29,10 @@ SPAN_MAX: Final = 8192
 BYTES_MAX: Final = 32 * 1024 * 1024
 """Bytes of all requests in memory."""
 ITEM_BYTES: Final = 16 * 1024
-"""Mean bytes per item in flight that are allowed; another item is sent only below it."""
+"""Bytes in flight for each item of `concurrency`; another item is sent only below their product."""
 NO_CAPACITY_WAIT_S_MAX: Final = 15.0
-"""Longest wait of an item for which the mesh has no capacity, in seconds."""
+"""Upper bound of the growing wait of an item for which the mesh has no capacity, in seconds; the retry delay of the
+error may be longer."""
 _BEGINNING: Final = 64
 """Characters of a prompt that identify a shared prefix."""
 
@@ -72,7 +73,12 @@ class ItemWindow:
         return len(self._in_flight)
 
     def has_room(self, low_water: int, newest: int) -> bool:
-        """Return whether another block may be added, given the oldest and newest unfinished index."""
+        """Return whether another block may be added.
+
+        Args:
+            low_water: every position below it has an outcome.
+            newest: items that were read so far.
+        """
         return (
             len(self._waiting) < BLOCK and newest - low_water < SPAN_MAX and self._bytes < BYTES_MAX
         )
@@ -115,7 +121,7 @@ class ItemWindow:
         return item
 
     def wait_s(self, now: float) -> float | None:
-        """Return how long until an item may be sent, in seconds; None: not before something else happens."""
+        """Return how long until an item may be sent, in seconds; None: not before an answer, a new item or limit."""
         in_flight = len(self._in_flight)
         limit = self.concurrency
         # Only a response changes these: no time to wait for.
@@ -158,7 +164,7 @@ class ItemWindow:
         return False
 
     def on_returned(self, item: Item, now: float) -> None:
-        """Send an item again at once, because the call that carried it is gone."""
+        """Put back an item that got no outcome, to be sent again at `now` or later; this counts as no try."""
         self._release_tokens(item)
         self._send_later(item, now)
 

@@ -1,7 +1,7 @@
 """Work that a job's items took of workers: computing time of each worker, and padding of its batches.
 
-The gateway reports for each item which worker computed it, for how long, and its tokens and padded
-positions ("cells").
+The gateway reports for each item which worker computed it, for how long, its tokens, and its share of
+the batch's positions, padding included ("cells").
 
 1. A worker is busy with the job while it computes at least one of its items. Items overlap, so their
    times are united, not added.

@@ -16,7 +16,7 @@ from typing import Any, Final
 MEMORY_BYTES: Final = 512 * 1024 * 1024
 """Memory that a file may take, beside the process itself."""
 ROW_BYTES_MAX: Final = 1 << 20
-"""Longest row, in bytes."""
+"""Longest row, in bytes of Arrow arrays; as JSON it may have 8 times as many characters."""
 CPU_S: Final = 600
 """CPU time of a whole file, in seconds."""
 _ROWS: Final = 64

@@ -34,7 +34,8 @@ DAMAGED: Final = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError)
 def opened(chunks: Iterator[bytes], stop: StopSignal | None = None) -> BinaryIO:
     """Return the bytes as a stream; gzip and zstd, detected by their first bytes, are decompressed.
 
-    Reading raises InputInvalid if compressed bytes grow too much, and ReadingStopped after `stop`.
+    Reading raises InputInvalid if compressed bytes grow too much, one of `DAMAGED` if they are damaged, and
+    ReadingStopped after `stop`.
     """
     head = b""
     for chunk in chunks:

@@ -33,7 +33,7 @@ Rows = Iterator[tuple[int, Row]]
 
 
 def json_row(line: bytes | None, line_bytes_max: int) -> Row:
-    """Return the object of a line; None is a line that is too long."""
+    """Return the object of a line, or why it has none; None is a line that is too long."""
     if line is None or len(line) > line_bytes_max:
         return f"is longer than {line_bytes_max} bytes"
     try:
@@ -65,7 +65,8 @@ def csv_rows(stream: BinaryIO, template: Template, line_bytes_max: int) -> Rows:
     """Yield the rows below the header.
 
     Raises:
-        InputInvalid: a column of the template is missing, a quote is not closed, or a row is too long.
+        InputInvalid: a column of the template is missing, a quote is not closed, a row is too long, or too many lines
+            are empty.
     """
     row_bytes_max, row_bytes, line = ROW_LINES_MAX * line_bytes_max, 0, 1
 
@@ -103,7 +104,9 @@ def parquet_rows(
     """Yield the rows, of the columns in use; a child process reads them, which `stop` ends.
 
     Raises:
-        InputInvalid: it is no Parquet, is too large, or a column of the template is missing.
+        InputInvalid: it is no Parquet, takes too much space, memory or time, lacks a column of the template, or
+            pyarrow is not installed.
+        ReadingStopped: after `stop`.
     """
     if importlib.util.find_spec("pyarrow") is None:
         hint = "pip install 'pyarrow>=18,<24' where jobs run"

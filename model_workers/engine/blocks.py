@@ -93,7 +93,7 @@ class BlockManager:
         return -(-tokens // self.block_tokens)
 
     def missing(self, table: BlockTable, tokens: Sequence[int]) -> bytes | None:
-        """Return the hash of the first full unit of `tokens` that is not cached; None: all are."""
+        """Return the hash of the first full unit of `tokens` that is not cached; None: all are, or caching is off."""
         self._hash(table, tokens, len(tokens))
         cached_units = self._cached_units(table)
         return table.hashes[cached_units] if cached_units < len(table.hashes) else None

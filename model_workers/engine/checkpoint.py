@@ -38,8 +38,9 @@ def load_engine(
     - `followers`: The other ranks of a model with `tensor_parallel`.
 
     Raises:
-        SettingsError: The model is not a decoder-only one of transformers, its context is shorter than set, the cache
-            is too small, or the draft model is of another kind.
+        SettingsError: The model is not a decoder-only one of transformers, its context is shorter than set, the device
+            lacks memory for weights or cache, or the draft model is of another kind.
+        ValueError, OSError: It cannot be read.
     """
     loaded = load_model_of(settings)
     draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
@@ -109,7 +110,7 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
     """Load the weights, or a rank's part of them on its own device.
 
     Raises:
-        SettingsError: As `load_engine`.
+        SettingsError, ValueError, OSError: As `load_engine`.
     """
     path = resolve_model_path(settings.path)
     first = f"cuda:{settings.devices[0]}" if settings.devices else settings.device

@@ -5,8 +5,8 @@ later (asynchronous scheduling in vLLM and SGLang). The drawn tokens are fed to 
 (`PagedModel.feed`); the host does not know them when it plans:
 
 - A sequence that ends with a stop token is computed once more; the result is dropped.
-- A sequence whose draw depends on its tokens (penalties, constraints, drafts), or that wants log-probabilities, has its
-  step read at once.
+- A sequence whose draw depends on its tokens (penalties, constraints, drafts), or that wants log-probabilities of given
+  tokens, has its step read at once.
 """
 
 import logging
@@ -87,9 +87,9 @@ class BegunStep:
 
     Attributes:
         broken: Sequences that could not be computed.
-        computed: The others that draw or have more to compute.
+        computed: The others, except `scored`.
         drawing: Those of them that draw, in the order of `drawn`.
-        scored: Sequences that want log-probabilities, with the logits of these.
+        scored: Sequences that want log-probabilities of given tokens, with the logits for these.
     """
 
     broken: abc.Sequence[tuple[Sequence, Fault]]

@@ -21,7 +21,7 @@ class SequenceChunk:
         blocks: The block table: block `i` holds positions `i * block_tokens` to `(i + 1) * block_tokens - 1`. It covers
             at least `start + len(tokens)` positions.
         logits: Number of last tokens whose logits are wanted: 0 inside a prompt, 1 at its end and in decoding, more if
-            drafted tokens are verified.
+            drafted tokens are verified or given tokens scored.
     """
 
     tokens: Sequence[int]
@@ -102,7 +102,7 @@ class FaultIsolator:
             Logits of the chunks that could be computed, in order; and the faults of the others by index.
 
         Raises:
-            Exception: The device fails at everything.
+            Exception: The device is lost. Chunks that fail are faults, even if all of them do.
         """
         try:
             return self.model.forward(chunks), {}

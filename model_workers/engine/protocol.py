@@ -1,7 +1,7 @@
 """The interface between a worker and its engine.
 
 An engine computes many sequences together, step by step (continuous batching): sequences join and leave between any two
-steps. One thread drives it. It never reads a clock: `now` is an argument, in monotonic seconds.
+steps. One thread drives it. `now` is the time, in monotonic seconds.
 
 Invalid sequences are refused with errors of `sluice.errors`: `InvalidRequest` and `PromptTooLong` would fail anywhere,
 `Overloaded` may succeed on another worker or later.
@@ -86,7 +86,7 @@ class SequenceSpec:
         produced: Tokens of the answer that exist already; the sequence continues after them.
         deadline: Monotonic seconds; None: no deadline.
         rank: Rank of the class, 0 for the most urgent. Lower ranks may preempt higher ones.
-        coalesce_s: Maximum time that its tokens are delayed for company, in seconds; see `delay_s`.
+        coalesce_s: Maximum time for which its tokens are coalesced, in seconds; see `delay_s`.
         values: Numbers to compute instead of an answer.
         audio: Sound for a speech model; `prompt` then holds the first tokens of the decoder.
         tenant: A prefix cache per tenant shares blocks only among sequences of one tenant.
@@ -112,7 +112,7 @@ class SequenceSpec:
     traceparent: str = ""
 
     def delay_s(self, index: int, end: SequenceEnd | None) -> float:
-        """Return how long tokens from `index` of the answer on may be delayed for company, in seconds.
+        """Return how long tokens from `index` of the answer on may be coalesced, in seconds.
 
         The first token of a streamed answer is never delayed, nor is the end of a most urgent sequence.
         """
@@ -167,7 +167,7 @@ class SequenceStep:
         reason: Reason of that error, one of `sluice.errors`.
         cached_prompt_tokens: Prompt tokens found in the prefix cache.
         server_tokens: Prompt and answer tokens as the upstream server counts them.
-        delay_s: How long the step may be delayed for company before it is sent, in seconds.
+        delay_s: How long the step may be coalesced before it is sent, in seconds.
         values: Numbers that `SequenceSpec.values` asked for, float32, little-endian; only with the end.
         retry_after_s: Seconds until a new attempt may succeed; 0: not known.
         field: Path of the invalid field of the public request; empty: none.
@@ -212,7 +212,7 @@ class Engine(Protocol):
         """End cancelled, late and complete sequences, compute a step of those with capacity; return what each got."""
 
     def abort(self, message: str) -> list[SequenceStep]:
-        """End all sequences as RETURNED after `step` has raised. The engine is empty afterwards."""
+        """End all sequences as RETURNED, also after `step` has raised. The engine is empty afterwards."""
 
     def has_sequences(self) -> bool:
         """Return whether `step` has anything to do."""
@@ -244,6 +244,7 @@ def warm_up(
 
     Raises:
         SettingsError: The sequence fails, so every one would.
+        SluiceError: The engine refuses the sequence.
     """
     sampling = Sampling(max_tokens=max_tokens)
     engine.add(SequenceSpec("warm-up", "", 0, (1, 1), (), sampling, values=values, audio=audio), 0)

@@ -15,16 +15,16 @@ no blocks; RUNNING ones hold blocks for all their tokens. A step is planned in t
 2. Prompts get up to `prefill_tokens` tokens in chunks, most urgent first. A sequence joins from the queue if there is a
    slot, blocks for all its tokens, and one reserve block for every running sequence. To let a more urgent rank join,
    running sequences of less urgent ranks are preempted. No sequence joins before the head of the queue.
-3. Of sequences that want log-probabilities, `SCORED_TOKENS` positions are computed in a step.
+3. Of sequences that want log-probabilities of given tokens, at most `SCORED_TOKENS` positions are computed in a step.
 4. While more urgent sequences come, a step with a part of a bulk prompt has at most `bulk_tokens` prompt tokens. A step
    with prompts of a more urgent rank has no part of a bulk prompt, so that it is short, at most `WITHHELD_STEPS` times
    in succession. If each sequence makes a step longer, bulk sequences do not decode in such a step either, unless they
-   are less than half of it.
+   are at most half of it.
 
 A step may be planned while the step before it is computed. Then the last token of a sequence may still be being drawn
 (`Sequence.expect`). Such a sequence decodes as if the token were known, unless it is its last one.
 
-Every sequence ends: the most urgent running sequence is never preempted, and one alone always fits, because the cache
+Every sequence ends: the most urgent sequence of all is never preempted, and one alone always fits, because the cache
 holds at least one sequence of the context length.
 """
 
@@ -103,7 +103,7 @@ class Scheduler:
         return min(ranks, default=BULK_RANK)
 
     def schedule(self, bulk_tokens: int = 0) -> list[tuple[Sequence, int]]:
-        """Plan a step: return sequences with the number of tokens to compute. Each is to be advanced or finished.
+        """Plan a step: return sequences with the number of tokens to compute. Advance or finish those computed.
 
         Args:
             bulk_tokens: Maximum number of prompt tokens of a step with a part of a bulk prompt; 0: no limit of its own.
@@ -264,7 +264,7 @@ class Scheduler:
         return count
 
     def _join(self, sequence: Sequence) -> bool:
-        """Start the head of the queue, preempting less urgent ranks if needed; return False if it does not fit."""
+        """Start the head of the queue, preempting less urgent ranks if needed; return False if it cannot start now."""
         if sequence.expecting:
             return False  # its blocks are found by its tokens: it joins when the last one is known
         if self.blocks.missing(sequence.table, sequence.sharable) in self._computing:

@@ -170,7 +170,7 @@ class SequenceLimits:
 
     Attributes:
         slots: Maximum number of running sequences.
-        max_waiting: Maximum number of waiting sequences.
+        max_waiting: How many more than `slots` sequences the engine accepts.
         context_tokens: Maximum length of a sequence.
         prefill_tokens: Maximum number of prompt tokens in a step.
         vocab_size: Number of the model's tokens; 0: not known here.
@@ -220,7 +220,7 @@ class RequestIndex:
         return sequence, old
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence that has ended."""
+        """Remove a sequence that has ended; ignored if a newer attempt has replaced it."""
         if self._sequences.get(sequence.spec.request_id) is sequence:
             del self._sequences[sequence.spec.request_id]
 

@@ -87,7 +87,7 @@ class SpeculationController:
         self._times: defaultdict[int, _TokenTimes] = defaultdict(_TokenTimes)
 
     def should_draft(self, sequences: int) -> bool:
-        """Return whether the next step of `sequences` sequences should draft."""
+        """Return whether the next step of `sequences` sequences should draft; call it once per step."""
         times = self._of(sequences)
         times.steps += 1
         if not times.plain.is_known:

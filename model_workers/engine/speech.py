@@ -56,7 +56,7 @@ class SpeechModel(EncoderDecoder):
             )
 
     def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
-        """Restrict the next tokens as `EncoderDecoder.restrict`, after the language token and its fixed followers."""
+        """Force the fixed opening of answers; restrict what follows it as `EncoderDecoder.restrict` does."""
         chosen = {
             place: self._opening(sequence, logits[place])
             for place, sequence in enumerate(sequences)

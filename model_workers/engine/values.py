@@ -1,8 +1,8 @@
 """Engines of models that read a whole text at once, on transformers' own model code.
 
 Most return numbers: embeddings, scores of pairs (rerankers), labels of tokens (NER). A sequence classifier answers with
-the number of the best label as its only token, and the log-probabilities of all labels, so that no other message is
-needed.
+the number of the best label as its only token, and if asked the log-probabilities of the best ones, so that no other
+message is needed.
 """
 
 import logging

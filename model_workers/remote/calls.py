@@ -74,7 +74,8 @@ class CallText:
         """Return the text of the calls that `pieces` complete.
 
         Raises:
-            ServerFault: A piece belongs to no call, or there are too many.
+            ServerFault: A piece belongs to no call or to one that is complete, or there are too many.
+            AttributeError: A piece is not an object.
         """
         texts: list[str] = []
         for piece in map(_piece_of, pieces):
@@ -137,7 +138,7 @@ def _piece_of(piece: Mapping[str, Any]) -> StreamedCall:
     """Read a piece; some servers send the arguments as an object.
 
     Raises:
-        ServerFault: It is no piece of a call.
+        AttributeError: It is not an object.
     """
     function, index = piece.get("function") or {}, piece.get("index")
     arguments = function.get("arguments") or ""

@@ -164,7 +164,7 @@ class RemoteEngine(Engine):
         )
 
     def gate_changed(self) -> None:
-        """Report that the server accepts requests again, or none for now."""
+        """Report that the server accepts requests again, or none for now. Call it in the event loop."""
         self._add_event()
 
     def _stop(self, sequence: RemoteSequence) -> None:
@@ -205,7 +205,7 @@ class RemoteEngine(Engine):
     def _add_event(
         self, sequence: RemoteSequence | None = None, step: SequenceStep | None = None
     ) -> None:
-        """Add an event, and wake the worker `PACE_S` after the last time."""
+        """Add an event, and wake the worker `PACE_S` after the last time at the earliest; in the event loop."""
         self._events.append((sequence, step) if sequence and step else None)
         if not self._is_waking:
             self._is_waking = True

@@ -9,7 +9,7 @@ from sluice.settings.remote import ServerSettings
 
 
 def read_key(settings: ServerSettings) -> str:
-    """Return the key of the server; empty: it needs none.
+    """Return the key of the server; empty: it needs none, or its variable is not set.
 
     Raises:
         ServerFault: Its file cannot be read now.

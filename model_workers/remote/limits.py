@@ -75,7 +75,7 @@ def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:
 
 
 def _exhausted_s(headers: Mapping[str, str], what: str) -> float:
-    """Return how long a limit is exhausted, in seconds: `1.5`, `20ms` or `6m0s`, a default for anything else."""
+    """Return for how many seconds a limit is exhausted (0: it is not), by a header such as `1.5`, `20ms` or `6m0s`."""
     remaining = _number(headers.get(f"x-ratelimit-remaining-{what}", ""))
     if remaining is None or remaining > 0:
         return 0.0

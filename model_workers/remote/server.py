@@ -73,7 +73,7 @@ class ResponseStream:
         self._loop.call_soon_threadsafe(self._waiting.put_nowait, None)
 
     async def serve(self) -> None:
-        """Write until all requests have ended."""
+        """Write until all requests have ended, or until a write fails: then the stream is lost."""
         try:
             while self.requests:
                 response = await self._waiting.get()
@@ -163,6 +163,7 @@ async def start_server(worker: Worker, address: str, tls: Path | None = None) ->
 
     Raises:
         RuntimeError: The address is not available.
+        SettingsError: The certificate cannot be used.
     """
     server = grpc.aio.server(options=OPTIONS)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(WorkerService(worker), server)

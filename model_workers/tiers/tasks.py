@@ -1,7 +1,7 @@
 """The support tasks: seeded examples of every cell, split so that training and held-out tasks never overlap.
 
 The split depends on the task, not on the seed: the hash of an example's content decides its side, so that no seed can
-make a training run see a held-out task. Amounts are whole euros.
+make a training run see a held-out task.
 """
 
 import json
@@ -19,7 +19,7 @@ _WIDTH: Final = 4
 
 
 def sort_example(rng: Random, level: Level) -> Example:
-    """Sort 3 numbers (easy), 4 to 6 (mid) or 7 to 9 (hard, 2 and 3 digits)."""
+    """Return a task to sort 3 numbers (easy), 4 to 6 (mid) or 7 to 9 (hard, 2 and 3 digits)."""
     if level == "easy":
         numbers = [_amount(rng, rng.choice((1, 2, 2))) for _ in range(3)]
     elif level == "mid":
@@ -31,7 +31,7 @@ def sort_example(rng: Random, level: Level) -> Example:
 
 
 def total_example(rng: Random, level: Level) -> Example:
-    """Add 2 numbers of 1 or 2 digits (easy), 2 or 3 of up to 3 (mid), 4 to 6 of 3 digits (hard)."""
+    """Return a task to add 2 numbers of 1 or 2 digits (easy), 2 or 3 of 2 or 3 digits (mid), 4 to 6 of 3 (hard)."""
     if level == "easy":
         numbers = [_amount(rng, rng.choice((1, 2, 2))) for _ in range(2)]
     elif level == "mid":
@@ -70,7 +70,7 @@ def _content(numbers: list[int]) -> str:
 
 
 def classify_example(rng: Random) -> Example:
-    """Name the label of a ticket."""
+    """Return a task to name the label of a ticket."""
     label = rng.choice(words.LABELS)
     ticket = _ticket(rng, _story(rng, label), rng.choice(words.NAMES))
     prompt = rng.choice(words.PROMPTS["classify"]).format(ticket)
@@ -78,7 +78,7 @@ def classify_example(rng: Random) -> Example:
 
 
 def extract_example(rng: Random) -> Example:
-    """Copy the order number and the amount out of a ticket that holds other numbers too."""
+    """Return a task to copy order number and amount out of a ticket that may hold other numbers too."""
     order, amount = _code(rng), _price(rng)
     mentions = [
         rng.choice(words.ORDER_MENTIONS).format(order),
@@ -95,7 +95,7 @@ def extract_example(rng: Random) -> Example:
 
 
 def reply_example(rng: Random) -> Example:
-    """Answer a ticket: greet by name, name the order, state the policy of its label, sign."""
+    """Return a task to answer a ticket: greet by name, name the order, state the policy of its label, sign."""
     label, name, order = rng.choice(words.LABELS), rng.choice(words.NAMES), _code(rng)
     mentions = [*_story(rng, label), rng.choice(words.ORDER_MENTIONS).format(order)]
     rng.shuffle(mentions)

@@ -1,6 +1,6 @@
 """The vocabulary of the support tasks, from `words.json`: names, products, and descriptions of problems.
 
-In complaints and asides `{p}` is a product, `{q}` another one, `{d}` a number of days; in closers `{n}` is a name.
+In complaints and asides `{p}` is a product, `{q}` another one, `{d}` a number; in closers `{n}` is a name.
 Asides carry no label; some have words that complaints of another label use. Changing a word changes every generated
 task.
 """

@@ -10,9 +10,9 @@
     print(answer.text, answer.tier, answer.usage.completion_tokens)
     print([answer.text for answer in batch.answers], batch.tokens_per_s)
 
-A call with one response returns its message, a class of `sluice.v1`. What the client assembles from several messages,
-such as an answer, its events or embeddings, is a frozen dataclass. A stream that breaks off is resumed at the same
-token. Errors are the classes of `sluice.errors`.
+A call with one response returns its message, a class of `sluice.v1`, or the only field of it. What the client assembles
+from several messages, such as an answer, its events or embeddings, is a frozen dataclass. An answer whose stream breaks
+off is resumed at the same token. Errors are the classes of `sluice.errors`.
 """
 
 from sluice.client.aio import AsyncAnswerStream, AsyncClient

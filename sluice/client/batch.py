@@ -121,7 +121,10 @@ async def all_aio(
 
 
 def all_blocking(ask: Callable[[int], _T], count: int, concurrency: int) -> tuple[_T, ...]:
-    """Return the results as `all_aio` does, with threads."""
+    """Return the results as `all_aio` does, with threads.
+
+    An error cancels what has not started. It is raised once the running ones have ended.
+    """
     with ThreadPoolExecutor(max(1, min(count, concurrency))) as pool:
         try:
             return tuple(pool.map(ask, range(count)))

@@ -61,7 +61,7 @@ class AnswerStream(Iterator[Event]):
         return next(self._events)
 
     def answer(self) -> Answer:
-        """Read the stream to its end and return the answer.
+        """Read the stream to its end and return the answer; valid only before any event was read.
 
         Raises:
             SluiceError: The answer failed before it was complete.
@@ -103,6 +103,9 @@ class Client(Caller):
     Attributes:
         address: Address of the gateway or gateways.
         jobs: Calls about offline jobs.
+
+    Raises:
+        InvalidRequest: The address, the key or a file cannot be used.
     """
 
     def __init__(
@@ -172,9 +175,9 @@ class Client(Caller):
 
         Args:
             prompts: Texts and conversations, to which `options` apply, or complete requests.
-            concurrency: Most requests that run at the same time.
+            concurrency: Most requests that run at the same time; without effect with `one_call`.
             one_call: Whether to send one call of GenerateBatch. It takes at most 256 prompts and has one deadline
-                (`timeout_s`); it is not resumed, and its outcomes have costs.
+                (`timeout_s`, by default `TEXTS_S`); it is not resumed, and its outcomes have costs.
             done: Called with the position and the outcome of each prompt when it is known; with `one_call` at the end.
                 The blocking client calls it from several threads.
 
@@ -312,7 +315,7 @@ class Client(Caller):
         """Return the models of the mesh, in the order of its configuration.
 
         Raises:
-            SluiceError: The gateway does not respond.
+            SluiceError: The models cannot be listed.
         """
         response = self._lookup(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return list(response.models)
@@ -452,7 +455,7 @@ class Client(Caller):
         """Return how much `tenant` uses of its limits; empty for each tenant that has limits or running requests.
 
         Raises:
-            SluiceError: The gateway does not respond.
+            SluiceError: The use cannot be listed.
         """
         request = admin_pb2.ListTenantsRequest(tenant=tenant)
         return self._lookup(self._admin.ListTenants, request, timeout_s)
@@ -460,7 +463,9 @@ class Client(Caller):
     def forget_tenant(
         self, tenant: str, *, timeout_s: float = LISTING_S
     ) -> admin_pb2.ForgetTenantResponse:
-        """Delete all stored data of `tenant`, except its jobs. The call can be repeated.
+        """Delete what is stored of `tenant`, API keys too, and cancel its requests. The call can be repeated.
+
+        Jobs and costs stay. Gateways in the response's `unreached_gateways` may serve cached answers until they expire.
 
         Raises:
             SluiceError: Not everything was deleted.
@@ -494,13 +499,13 @@ class Client(Caller):
         *,
         timeout_s: float = LOOKUP_S,
     ) -> list[str]:
-        """Delete cached answers: those of a tenant, of a model, a single one by its key, or all.
+        """Delete cached answers: those of a tenant, of a model or of both, a single one by its key, or all.
 
         Returns:
             Gateways that did not respond; they may serve cached answers until they expire.
 
         Raises:
-            SluiceError: No answer was deleted.
+            SluiceError: The answers cannot be deleted, or it is not known whether they were.
         """
         request = admin_pb2.ClearAnswersRequest(tenant=tenant, model=model, answer_key=answer_key)
         response = self._lookup(self._admin.ClearAnswers, request, timeout_s)

@@ -115,7 +115,7 @@ def open_aio(
     *,
     reconnect_ms_max: int = RECONNECT_MS_MAX,
 ) -> grpc.aio.Channel:
-    """Open a channel for asyncio; call this inside the running event loop."""
+    """Open a channel for asyncio; call this inside the running event loop. Raise as `target_of`."""
     options = _options_of(address, reconnect_ms_max)
     if credentials is None:
         return grpc.aio.insecure_channel(target_of(address), options)
@@ -123,7 +123,7 @@ def open_aio(
 
 
 def open_blocking(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
-    """Open a channel for threads."""
+    """Open a channel for threads; raise as `target_of`."""
     options = _options_of(address, RECONNECT_MS_MAX)
     if credentials is None:
         return grpc.insecure_channel(target_of(address), options)
@@ -134,10 +134,10 @@ def target_of(address: str) -> str:
     """Return gRPC's target for `address`: one address, or several separated by commas.
 
     A single address is passed on, and gRPC resolves its name whenever it connects. gRPC accepts several addresses only
-    as numbers, so their names are resolved here, once; names that cannot be resolved are left out.
+    as numbers, so their names are resolved here, once, which blocks; names that cannot be resolved are left out.
 
     Raises:
-        InvalidRequest: An address is not HOST:PORT, or no name can be resolved.
+        InvalidRequest: One of several addresses is not HOST:PORT, or none of their names can be resolved.
     """
     parts = [part.strip() for part in address.split(",") if part.strip()]
     if len(parts) < 2:
@@ -257,7 +257,7 @@ def reading(call: grpc.RpcContext | grpc.aio.Call) -> Iterator[None]:
 
 
 def may_resume(error: SluiceError) -> bool:
-    """Return whether a new call may continue the request: the gateway is gone and did not refuse it."""
+    """Return whether a new call may continue the request: the gateway, or what it needs, is unavailable for now."""
     return error.code is grpc.StatusCode.UNAVAILABLE
 
 

@@ -51,8 +51,8 @@ class Caller:
 class Jobs(Caller):
     """Offline jobs: the attribute `jobs` of a client. Messages are those of sluice/v1/jobs.proto.
 
-    Calls are retried as the client's `RetryPolicy` says; streams that break off continue where they were. Every method
-    may raise `SluiceError`.
+    Calls are retried as the client's `RetryPolicy` says. `watch` and `results` continue when their stream breaks off,
+    `dead_letters` does not. Every method may raise `SluiceError`.
     """
 
     def __init__(
@@ -150,7 +150,10 @@ class Jobs(Caller):
         self._lookup(self._stub.DeleteJob, pb.DeleteJobRequest(id=job_id))
 
     def retry(self, job_id: str, reasons: Sequence[str] = ()) -> int:
-        """Retry the dead letters of an ended job, if given only those with one of `reasons`; return their number."""
+        """Retry the dead letters of an ended job, by default all, and return their number.
+
+        `reasons` selects those with one of these reasons.
+        """
         request = pb.RetryDeadLettersRequest(id=job_id, reasons=reasons)
         return (self._lookup(self._stub.RetryDeadLetters, request)).items
 
@@ -162,7 +165,10 @@ class Jobs(Caller):
         follow: bool = False,
         stage: int | None = None,
     ) -> Iterator[pb.JobResult]:
-        """Yield the results in the order of the input, from `from_index` on; with `follow` wait for later results."""
+        """Yield the results in the order of the input, from `from_index` on; with `follow` wait for later results.
+
+        `stage` counts from 0; None for the last one, or of a paused or ended job the one that it reached.
+        """
         request = pb.GetResultsRequest(id=job_id, from_index=from_index, follow=follow, stage=stage)
         for response in self._resumed(self._stub.GetResults, request):
             for result in response.results:

@@ -100,7 +100,7 @@ class ResumableAnswer:
         return request
 
     def accept(self, response: pb.GenerateResponse) -> list[Event]:
-        """Return the events in `response` that the caller has not seen.
+        """Return the events in `response` that the caller has not seen. A later `Started` becomes a `Notice`.
 
         Raises:
             InternalError: The message does not continue the answer.

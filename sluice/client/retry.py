@@ -23,8 +23,8 @@ class RetryPolicy:
         start_tries: Most calls until a gateway accepts the request, if no error says when to retry.
         resume_tries: Most calls in a row without a new token, once the request was accepted or an error says when to
             retry. By default the last call starts about 17 s after the first failure, so that a gateway can restart.
-        first_wait_s: Wait before the second call, in seconds. It doubles with each call.
-        wait_s_max: Longest wait, in seconds.
+        first_wait_s: Longest wait before the second call, in seconds. It doubles with each call.
+        wait_s_max: Longest wait, in seconds, unless an error says to wait longer.
         start_s: Time after the first call during which others may start, until the request is accepted, in seconds;
             None for no bound. It matters where connection attempts take long.
     """
@@ -74,8 +74,8 @@ class Retries:
         """Return the wait before the next call, in seconds.
 
         Raises:
-            SluiceError: `error` itself, if there is no next call: it is final, the tries are used up, or the deadline
-                would pass first.
+            SluiceError: `error` itself, if there is no next call: it is final, the tries or `start_s` are used up, or
+                the deadline would pass first.
         """
         # Lack of room is not a failure: wait as long as the deadline allows, spread over time.
         if self._is_refusal(error):

@@ -11,7 +11,7 @@ from sluice.v1 import inference_pb2 as pb
 
 TEXTS_A_CALL: Final = 256
 BYTES_A_CALL: Final = 128 * 1024
-"""Most texts and characters of one call; a longer list is sent in several calls."""
+"""Most texts and characters of one call; a longer list is sent in several calls, a longer text by itself."""
 CALLS: Final = 4
 """Concurrent calls for one list, so that the gateway prepares texts while workers compute others."""
 TEXTS_S: Final = 600.0

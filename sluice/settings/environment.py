@@ -54,10 +54,10 @@ class Variable:
 
 
 def read_variables() -> Sequence[Variable]:
-    """Return what the environment sets, and after it what secrets set, which it replaces.
+    """Return the variables of the environment, then those of secrets; of two with the same name the first one counts.
 
     Raises:
-        SettingsError: the folder of secrets, or a file of it, cannot be read.
+        SettingsError: the folder of secrets, or a file of it, cannot be read, or a value is a placeholder.
     """
     return [*_named(os.environ, ""), *_named(_secrets(), f"{os.environ.get(SECRETS)}/")]
 

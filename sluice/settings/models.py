@@ -260,9 +260,10 @@ class ModelSettings(Section):
 
 
 def resolve_model_path(path: str) -> str:
-    """Return the folder of a model for a shipped name or a GGUF file; anything else as it is (a folder or a hub id).
+    """Return the folder of a model for a shipped name, a GGUF file or a path that begins with ".", "/" or "~".
 
-    A GGUF file is converted when that was not done before, which takes a while (`converted_folder`).
+    Anything else is returned as it is (a relative folder or a hub id). A GGUF file is converted when that was not done
+    before, which takes a while (`converted_folder`).
 
     Raises:
         SettingsError: there is no such shipped model, file or folder, or the file cannot be converted.

@@ -62,7 +62,7 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
     """Read what `folder` says of its model.
 
     Raises:
-        SettingsError: a file of it is not JSON.
+        SettingsError: a file of it cannot be read, or is not JSON of the expected kind.
     """
     modules = _modules(folder)
     transformer = modules[0].folder if modules else folder

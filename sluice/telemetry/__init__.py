@@ -1,1 +1,1 @@
-"""Names and set-up of traces; both are interfaces between the processes."""
+"""Traces, metrics and logs of the processes: their names, their set-up and their exchange."""

@@ -27,8 +27,9 @@ _CAPTURED: Final[Mapping[str, frozenset[str]]] = {
 def clean(environment: MutableMapping[str, str] = os.environ) -> None:
     """Remove OpenTelemetry's variables that are empty, and a compression that is "none": both mean the default.
 
-    Call it before anything else here, in each process. OTEL_SDK_DISABLED becomes two exporters that are "none": an SDK
-    that is disabled counts nothing, and `sluice top` asks processes what they have counted.
+    An unknown exemplar filter is removed, too, with a warning. OTEL_SDK_DISABLED becomes two exporters that are "none":
+    an SDK that is disabled counts nothing, and `sluice top` asks processes what they have counted. Call it before
+    anything else here, in each process.
     """
     for name, value in list(environment.items()):
         word = value.strip().lower()

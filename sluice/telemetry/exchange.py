@@ -28,9 +28,9 @@ GATHER_S: Final = 0.25
 ANSWERS_MAX: Final = 1024
 """Processes that are read at a time."""
 ANSWERS_BYTES: Final = 16 * 1024 * 1024
-"""Of all answers together; those of a mesh with thirty processes have 3 MiB."""
+"""Most bytes of all answers together; those of a mesh with thirty processes have 3 MiB."""
 LATE_S: Final = 3.0
-"""How long answers are waited for beyond that while something that is looked for is in none."""
+"""How much longer answers are waited for while those that came are not enough for `read_all`, in seconds."""
 
 
 class MetricsExchange:

@@ -123,7 +123,7 @@ def resource_of(service: str, instance: str = "") -> "Resource":
 
 
 class Outage:
-    """Logs once that an exporter fails, and once that it works again."""
+    """Logs once that an exporter fails, and once that it works again; silences the exporters' own loggers."""
 
     def __init__(self, signal: Signal) -> None:
         self._signal = signal

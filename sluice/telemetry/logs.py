@@ -124,7 +124,7 @@ class LogLine:
 
     Attributes:
         at: Unix seconds.
-        level: one of `LEVELS`.
+        level: one of `LEVELS`, or another word that the line has.
         message: with the lines of a traceback.
     """
 

@@ -31,7 +31,11 @@ _WRONG_REVISION: Final = frozenset({10071, 10164})
 
 
 class Bucket:
-    """One bucket. Every method raises TransportUnavailable when JetStream does not answer within `ANSWER_S`."""
+    """One bucket; call `start` or `open` first.
+
+    All others but `restore` raise TransportUnavailable when JetStream does not answer within `ANSWER_S`. A refusal
+    counts as no answer, except of `remove`.
+    """
 
     def __init__(self, config: StreamConfig, replicas: int = 1) -> None:
         """Prepare a bucket that `replicas` servers of the NATS cluster keep."""
@@ -68,7 +72,7 @@ class Bucket:
             key: The key, a part of a subject.
             message: The new value.
             last: 0: the key must be absent; None: whatever it has.
-            ttl_s: it expires after this time.
+            ttl_s: it expires after this time, in seconds, at least 1; the bucket must allow it (`allow_msg_ttl`).
         """
         headers = {} if last is None else {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(last)}
         with answering(_WHAT):
@@ -87,7 +91,7 @@ class Bucket:
         return stored.seq
 
     async def read(self, key: str, kind: type[M]) -> tuple[M, int] | None:
-        """Return the message of `key` with its revision, or None."""
+        """Return the message of `key` with its revision, or None; raise TransportUnavailable if it is damaged, too."""
         entry = await self.read_payload(key)
         if entry is None:
             return None
@@ -119,7 +123,7 @@ class Bucket:
             await self._js.delete_msg(self._stream, revision)
 
     async def purge(self, key: str) -> None:
-        """Remove `key`."""
+        """Remove `key`, or with wildcards all keys that it matches."""
         with answering(_WHAT):
             await self._js.purge_stream(self._stream, subject=self._prefix + key)
 

@@ -1,7 +1,4 @@
-"""Packs and unpacks every message that crosses NATS or Triton, and reads requests of callers.
-
-Nothing else calls protobuf for messages that cross NATS or Triton.
-"""
+"""Packs and unpacks messages that cross NATS or Triton, with a limit of their size, and reads requests of callers."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy

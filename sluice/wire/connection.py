@@ -32,7 +32,7 @@ from sluice.wire.patience import patiently
 logger = logging.getLogger(__name__)
 
 PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes that may wait to be written while NATS is away; the rest is dropped, and receivers ask for it again."""
+"""Most bytes that wait to be written while NATS is away. Beyond them `publish` raises, and receivers ask again."""
 CLOSE_S: Final = 2.0
 JETSTREAM_S: Final = 3.0
 """How long a process that starts waits for JetStream, seconds."""
@@ -54,7 +54,10 @@ Callback = Callable[[Msg], Awaitable[None]]
 
 
 class NatsUnreachable(ConnectionError):
-    """No NATS server with JetStream answered at the start; the message says where and what to do."""
+    """NATS cannot be used: it does not answer, or it refuses the process or its streams, or does not fit a mesh.
+
+    The message says where and what to do.
+    """
 
 
 class MeshClient(Client):
@@ -67,7 +70,7 @@ class MeshClient(Client):
     async def subscribe(  # type: ignore[override]  # with a callback alone
         self, subject: str, queue: str = "", cb: Callback | None = None, **options: Any
     ) -> Subscription:
-        """Subscribe as nats-py does, without what JetStream sends to `subject`: no process requested it there."""
+        """Subscribe as nats-py does. `cb` gets nothing from JetStream unless `subject` is an inbox, for its replies."""
         inbox = subject.startswith("_INBOX")
         callback = cb if cb is None or inbox else partial(self._call, cb)
         return await super().subscribe(subject, queue, callback, **options)
@@ -125,7 +128,7 @@ async def connect(
     on_loss: Callable[[], None],
     tls: Path | None = None,
 ) -> MeshClient:
-    """Connect to `settings.url`; create the streams if the process is a gateway or the operator.
+    """Connect to `settings.url`; create the stream of dead letters if the process is a gateway or the operator.
 
     Args:
         settings: The section `nats`; its `url` is set.
@@ -135,7 +138,8 @@ async def connect(
         tls: Folder of the process's certificate; None: not encrypted.
 
     Raises:
-        NatsUnreachable: no answer within `settings.connect_s` seconds, or the certificate is refused.
+        NatsUnreachable: no answer within `settings.connect_s` seconds, credentials or stream are refused, or the server
+            offers no TLS or takes too small messages.
         SettingsError: the certificate cannot be used.
     """
     assert settings.url is not None, "checked before"
@@ -340,9 +344,9 @@ async def settle(client: Client, timeout_s: float) -> None:
 
 
 async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
-    """Create the streams; a server accepts connections a moment before its JetStream answers.
+    """Create the stream of dead letters; a server accepts connections a moment before its JetStream answers.
 
-    A cluster may have no leader for longer; only dead letters need the stream.
+    A cluster may have no leader for longer; then the process starts without the stream.
     """
     passing = (NoRespondersError, ServiceUnavailableError, NatsTimeoutError)
     # An attempt that begins at the end of the bound takes as long once more.

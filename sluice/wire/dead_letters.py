@@ -26,7 +26,7 @@ async def store_dead_letter(
     headers: Mapping[str, str] | None,
     reason: str,
 ) -> None:
-    """Store a task with `reason`; retry for a bounded time while JetStream does not take it."""
+    """Store a task with `reason`; retry for a bounded time while JetStream does not take it, then only log the loss."""
     subject = subjects.dead_letters(model, priority_class)
     marked = {**(headers or {}), REASON_HEADER: reason}
     if len(payload) + header_bytes(marked) > client.max_payload:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 GROUP_BYTES_MAX: Final = 256 * 1024
-"""Of a message with others in it. One that is larger by itself goes alone, and is as large as it may be."""
+"""Largest message with others in it, in bytes. One that is larger by itself goes alone."""
 
 
 class _Group(Protocol):
@@ -37,7 +37,7 @@ class GroupWriter(Generic[_M]):
         self._waiting: deque[_M] = deque()
 
     async def write(self, message: _M) -> None:
-        """Write a message, with others in it or in another one."""
+        """Write a message, with others in it or as part of another one; return after that has been written."""
         self._waiting.append(message)
         await asyncio.sleep(0)  # those that are made in this turn of the loop go with it
         async with self._turn:

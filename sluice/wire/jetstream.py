@@ -1,7 +1,8 @@
 """The JetStream streams and consumers of the mesh.
 
-Each stream is created by the processes that own it, gateways or `jobs`, when they start: creating one that exists with
-the same configuration does nothing, and one that exists with other limits takes the new ones. Batchers create nothing.
+Each stream is created by the processes that own it, gateways or `jobs`, when they start, and by commands of the
+operator that use it. Creating one that exists with the same configuration does nothing, and one that exists with other
+limits takes the new ones. Batchers create nothing.
 """
 
 from collections.abc import AsyncGenerator, Iterator
@@ -111,7 +112,7 @@ def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
 async def ensure_stream(
     js: JetStreamContext, config: StreamConfig, replicas: int, *, update: bool = True
 ) -> None:
-    """Create a stream, or `update` its limits and the number of servers that keep it.
+    """Create a stream. If it exists with other limits or another number of servers, change them only if `update`.
 
     Raises:
         nats.errors.Error: JetStream does not answer, or refuses the limits.
@@ -135,7 +136,10 @@ def explained(error: Exception) -> str:
 
 @contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Raise TransportUnavailable, which says `what` fails, if JetStream does not answer in the block."""
+    """Raise TransportUnavailable if JetStream does not answer in the block, or refuses, or a message is too large.
+
+    `what` begins its message, such as "jobs cannot be read".
+    """
     try:
         yield
     except (TimeoutError, NatsError, OversizedMessage) as error:

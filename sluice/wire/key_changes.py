@@ -22,7 +22,10 @@ contact with NATS."""
 
 
 async def refresh_keys(client: Client, wait_s: float = WAIT_S) -> list[str]:
-    """Return once all gateways have read the API keys, or after `wait_s`: the ids of those that did not answer."""
+    """Return once all gateways have read the API keys, or after `wait_s`: the ids of those that did not answer.
+
+    Without any answer no gateway is known, and the list is empty.
+    """
     inbox = f"{permissions.inbox(permissions.GATEWAY, 'keys')}.{secrets.token_hex(8)}"
     answers = await client.subscribe(inbox)
     gateways, answered = set[str](), set[str]()

@@ -34,14 +34,14 @@ GATEWAY: Final = "gateway"
 BATCHER: Final = "batcher"
 JOBS: Final = "jobs"
 OPERATOR: Final = "operator"
-"""`sluice up`, `status` and `record`: everything."""
+"""Commands such as `sluice up`, `status`, `record` and `keys`: everything in its account."""
 
 _API: Final = "$JS.API"
 GATEWAYS: Final = "gateways"
 """The account of gateways and of the operator."""
 _MAPPED: Final = "sluice.api"
-"""What questions to JetStream that cross accounts are called on their way: at their own name an account's own
-JetStream would answer too, or say that there is none."""
+"""Prefix of requests to JetStream while they cross accounts. Below `$JS.API` the JetStream of the sender's own account
+would answer too, or say that there is none."""
 
 OWN_CONNECTIONS: Final = 8
 """Connections of the account of one batcher, which has one, and another while it starts again."""
@@ -83,7 +83,7 @@ def identity(process: str) -> str:
 
 
 def inbox(kind: str, process: str) -> str:
-    """Prefix of the subjects that answers come to."""
+    """Return the prefix of the subjects that answers come to."""
     return f"_INBOX.{kind}.{process}"
 
 
@@ -184,7 +184,7 @@ def may_send_as(sender: str, kind: str, process: str) -> bool:
 
 
 def _service_import(importer: dict[str, Any], subject: str) -> dict[str, Any]:
-    """Return the import of a service."""
+    """Return the import of a service; add the mapping that it needs to `importer`."""
     on_its_way = _MAPPED + subject.removeprefix(_API)
     importer.setdefault("mappings", {})[subject] = on_its_way
     return {**_imported("service", GATEWAYS, subject), "to": on_its_way}

@@ -1,4 +1,4 @@
-"""A running process reads its configuration again: on SIGHUP, and when it is asked over NATS, which tells the outcome.
+"""A running process reads its configuration again: on SIGHUP, and on a request over NATS, to which it replies.
 
 `sluice reload` asks with `request_reload`. Every gateway and batcher hears the question; the one whose process and file
 it names answers when the configuration is in force or refused. Core NATS drops messages, so a question is asked again
@@ -58,7 +58,11 @@ async def reloading(path: Path, apply: Apply, client: Client) -> AsyncIterator[N
 async def request_reload(
     client: Client, pid: int, path: Path, alive: Callable[[], bool], bound_s: float
 ) -> ReloadAnswer | None:
-    """Make the process `pid` read its file `path`, absolute, again; return None if it did not reply in time."""
+    """Make the process `pid` read its file `path`, absolute, again.
+
+    Returns:
+        Its reply; None if none came within `bound_s` seconds, the process is not `alive` any more, or NATS failed.
+    """
     question = ReloadQuestion(id=secrets.token_hex(8), pid=pid, path=str(path))
     answered: asyncio.Future[ReloadAnswer] = asyncio.get_running_loop().create_future()
 

@@ -27,7 +27,7 @@ REPEAT_S: Final = 60.0
 
 
 class StreamKeeper:
-    """Make the streams of a process again until it ends.
+    """Makes the streams of a process again, until `run` is cancelled.
 
     Attributes:
         problem: why streams cannot be used, in words for people; empty: they can.

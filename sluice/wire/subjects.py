@@ -84,7 +84,7 @@ GATEWAY_BUCKETS: Final = (
     DRAINS_BUCKET,
     ANSWERS_BUCKET,
 )
-"""Those that only gateways write."""
+"""Buckets that gateways create and write. `jobs` may write the key of the mesh into `SECRETS_BUCKET`."""
 
 BATCHERS: Final = "sluice.batchers"
 ABSENT: Final = "sluice.absent"
@@ -100,7 +100,7 @@ ALL_REPORTS: Final = f"{REPORTS}.*"
 CLASSES: Final = ("interactive", "standard", "bulk")
 """Priority classes, most urgent first."""
 RANKS: Final[Mapping[str, int]] = {name: rank for rank, name in enumerate(CLASSES)}
-"""Their places."""
+"""Ranks of the classes; 0 is the most urgent."""
 BULK_CLASS: Final = "bulk"
 """Nobody waits for single tasks of this class."""
 URGENT_CLASS: Final = "interactive"
@@ -164,13 +164,13 @@ def control_to(batcher: str) -> str:
 
 
 def all_to(batcher: str) -> str:
-    """Match `task_to` and `control_to`: one subscription keeps their order."""
+    """Return the pattern of `task_to` and `control_to`: one subscription keeps their order."""
     return f"{BATCHERS}.{_token(batcher)}.*"
 
 
 @lru_cache(1024)
 def absent(sender: str, receiver: str) -> str:
-    """Reply subject of messages without an answer: NATS tells on it that nobody has subscribed for them.
+    """Return the reply subject of messages that get no reply: NATS says on it that nobody has subscribed to them.
 
     The receiver may be `ANY`.
     """
@@ -199,7 +199,7 @@ def grade(request: str) -> str:
 
 
 def all_of_record(request: str) -> str:
-    """Match every `record` and `grade` of one request."""
+    """Return the pattern of every `record` and `grade` of one request."""
     return f"{RECORDS}.{_token(request)}.>"
 
 
@@ -219,7 +219,7 @@ def outcome_grade(tenant: str, request: str) -> str:
 
 
 def all_outcomes_of(tenant: str) -> str:
-    """Match every `outcome` and `outcome_grade` of a tenant."""
+    """Return the pattern of every `outcome` and `outcome_grade` of a tenant."""
     return f"{OUTCOMES}.{_token(tenant)}.*.*"
 
 

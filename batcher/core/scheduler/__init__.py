@@ -10,7 +10,8 @@ learned from traffic (`estimates`, `speed`); `waits` predicts from them how long
 wait.
 
 With n waiting requests, t tenants and w workers, `add`, `cancel` and `finish` take O(log n) and
-move O(t) entries of a short list. `next_batch` takes O(w), plus the cost of one `add` per request.
+move O(t) entries of a short list. `next_batch` takes O(w), plus the cost of one `add` per request; if padding is
+limited, it may also look at every waiting request.
 """
 
 from batcher.core.scheduler.capacity import Capacity as Capacity

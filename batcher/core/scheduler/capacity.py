@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class UsableCapacity(NamedTuple):
-    """Capacity of a worker that requests of one class may use, including what less urgent requests occupy."""
+    """Capacity of a worker that requests of one class may use; if it preempts, with what less urgent ones occupy."""
 
     free_slots: float
     free_tokens: float = math.inf

@@ -13,7 +13,7 @@ from sluice.settings.batching import ClassPolicy, Policy
 SERVICE_SHARE: Final = 0.1
 """Weight of the newest answer in the moving mean of service times."""
 STALE_MIN: Final = 64
-"""Stale entries that a heap may hold before it is rebuilt."""
+"""Size up to which a heap is never rebuilt, however many of its entries are stale."""
 
 
 class ClassOrder:
@@ -131,9 +131,10 @@ class ClassOrder:
         self._place(entry.share)
 
     def take(self, entry: QueueEntry, now: float) -> None:
-        """Remove the first request because a worker gets it; the caller charges its tenant.
+        """Remove a request because a worker gets it.
 
-        Virtual time only advances for a request that is taken in turn.
+        The caller must `charge` it next, which also updates the place of its tenant. Virtual time
+        only advances for a request that is taken in turn.
         """
         next_tenant = self.tenants.first
         if not entry.returned and next_tenant and next_tenant.in_turn[0][2] is entry:
@@ -239,7 +240,7 @@ class ClassOrder:
         """Update a tenant's position in the lists after its time or its requests changed."""
         in_turn, by_deadline = tenant.in_turn, tenant.by_deadline
         if not in_turn and tenant.key is None:
-            return  # Nothing of it waits, or only what was lost before.
+            return  # Nothing of it waits, or only returned requests, which `_returned` orders.
         drop_stale(in_turn)
         self.tenants.place(tenant, in_turn[0][:2] if in_turn else None)
         drop_stale(by_deadline)

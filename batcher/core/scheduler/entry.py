@@ -56,7 +56,7 @@ class QueueEntry:
         cost_tokens: prompt and expected answer.
         cache_tokens: KV cache tokens that it may need.
         guessed: whether `cost_tokens` and `cache_tokens` are guesses because nothing was learned yet.
-        due: its deadline, or the end of the policy's horizon if that is earlier.
+        due: its deadline, or the end of the policy's horizon if that is earlier; 0 unless the order is fair.
         share: the share of its tenant in its class.
         sent_at: when it was handed out.
         full_s: full-capacity clock at `sent_at`; see `batcher.core.scheduler.speed`.

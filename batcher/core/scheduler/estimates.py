@@ -63,8 +63,8 @@ class OutputLengths:
     def estimate(self, entry: QueueEntry) -> None:
         """Set the expected cost and KV cache need of a request.
 
-        An answer that is already longer than expected is assumed to grow by as much again. None is
-        shorter than `QueueEntry.min_tokens`.
+        An answer that came with tokens is assumed to become at least twice as long, within `max_tokens`.
+        None is shorter than `QueueEntry.min_tokens`.
         """
         prompt, max_tokens, min_tokens = entry.prompt_tokens, entry.max_tokens, entry.min_tokens
         statistics = self._stats(entry.tenant, entry.workload) or self._stats(None, entry.workload)

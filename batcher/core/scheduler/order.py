@@ -16,7 +16,7 @@ Parts of the key:
 
 Fair shares are start-time fair queueing, in tokens. Every tenant has a virtual time: the tokens it
 was given, divided by its weight. A tenant without waiting requests earns no credit: when it
-returns, it starts where the others are. The cost of a request is estimated when it is taken, and
+returns, it starts where the others are. The estimated cost of a request is charged when it is taken, and
 corrected when its answer has ended (P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996;
 for tokens of language models: Y. Sheng et al., "Fairness in Serving Large Language Models", 2024).
 

@@ -8,12 +8,12 @@ Under the static policies requests wait for others until a batch is full or a wi
 
 1. A batch starts with the first request in order. It goes at once if that request presses: it was
    returned, is close to its deadline, or its class is overdue.
-2. It goes when a window has closed, when enough requests wait to fill a batch of the
+2. It goes when a window has closed, when enough requests or tokens wait to fill a batch of the
    policy's own size, or when the worker would idle and the policy sends to idle workers.
 3. It never exceeds what the worker grants. If that is less than the batch that was due, the rest
    goes with the next grants, without another window.
-4. If padding is limited, requests are grouped in buckets of similar length: a batch is filled from
-   the bucket of its first request, then from neighbouring ones. While the first request in order
+4. If padding is limited, requests are grouped in buckets of similar length: a batch is filled
+   class by class, from the bucket of its first request, then from neighbouring ones. While the first request in order
    may still wait, a full bucket of the same class goes before it.
 5. `batches_running_max` holds back all but interactive and returned requests, which go alone past
    the others.
@@ -50,7 +50,7 @@ COMPLETE: Final = frozenset({BatchCause.FULL, BatchCause.WINDOW_OVER})
 """Causes that fill a batch up to the policy's own size."""
 
 Bucket = tuple[str, int]
-"""Class and number of a length range; a single bucket if lengths or classes make no difference."""
+"""Class and number of a length range: a single bucket without limited padding, no class if the order ignores it."""
 
 
 class Rest(NamedTuple):
@@ -302,7 +302,7 @@ class BatchPolicy:
     def _companions(
         self, first: QueueEntry, now: float, *, unlimited: bool = False
     ) -> Iterator[QueueEntry]:
-        """Yield the requests that may join `first`, in order."""
+        """Yield the requests that may join `first`: in order or, if padding is limited, by class and nearest length."""
         if not self._policy.has_padding:
             # Each must be sent, or the loop left, before the next one: it stays the first until it is sent.
             next_entry = self._order.first_unlimited if unlimited else self._order.first

@@ -161,7 +161,7 @@ class ExpectedWaits:
     def _left_s(self, entry: QueueEntry, priority_class: str, now: float) -> float:
         """Return how long a request in a worker keeps its slot, in seconds.
 
-        One that takes longer than expected is assumed to take as long again.
+        One that takes longer than expected is assumed to take as long again, at most until `max_tokens`.
         """
         speeds = self.speeds
         speed = speeds.of_class(entry.priority_class, now) or speeds.of_class(priority_class, now)

@@ -55,8 +55,8 @@ class Check:
     Attributes:
         number: counts the checks of a request.
         in_answer: whether it is about the answer, not the prompt.
-        tokens: length of the checked part of the answer, in tokens.
-        answer: text of that part.
+        tokens: length of the answer when the check was opened, in tokens; 0 for the prompt.
+        answer: text of the answer then; empty for the prompt and for token classifiers.
     """
 
     number: int
@@ -154,7 +154,7 @@ class Checks:
         return [self._open(guard, tokens, text()) for guard in due]
 
     def decide(self, check: Check, outcome: Outcome, cost: Cost = Cost()) -> Decided | None:
-        """Return the action on `outcome`, or None if nobody waits for the check any more."""
+        """Record `outcome` and return the action on it, or None if nobody waits for the check any more."""
         # The request has ended, or another model answers: the verdict is about text that nobody
         # sees.
         if self._over or self._pending.pop(check.number, None) is None:
@@ -168,7 +168,10 @@ class Checks:
         return decided
 
     def reading(self, guard: EntityGuard, tokens: int) -> Check:
-        """Open the check of a token classifier that reads a part of the answer, which has `tokens` now."""
+        """Open the check of a token classifier that reads a part of the answer, when the answer has `tokens`.
+
+        It is not pending here: its caller adds the decision to `decided`.
+        """
         self._count += 1
         return Check(self._count, guard, True, tokens)
 

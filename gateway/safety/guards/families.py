@@ -127,7 +127,7 @@ class Family:
         words: first word of an objection, and of other answers, which give the score; empty: there
             is no score.
         objection: category of objections that name none.
-        threshold: least score at which the guard objects.
+        threshold: least score at which the guard objects; None: its word or most probable label decides.
         variables: variables of the chat template.
         whole: they judge the whole conversation, not only the caller's last turn and the answer.
         prompt: one turn made of {prompt} and {answer} instead of the conversation.

@@ -3,7 +3,8 @@
 It runs between the detokenizer and the stop strings: a stop string cannot cut a secret in two
 before it is found, and stop strings are searched in the text that the caller reads. Its steps, in
 order: edit what rules, models and the watch for repetitions find, replace placeholders by the
-caller's own values. Each step depends on the text alone, never on how it was split into pieces.
+caller's own values. Rules depend on the text alone, never on how it was split into pieces; models
+read its windows (`gateway.safety.output.windows`).
 
 `answer_rules` are those for answers only: canary strings, images of foreign hosts, terminal escapes.
 """
@@ -266,7 +267,7 @@ class OutputFilter:
         return self._shared.review(self.raw, self._others())
 
     def outcome(self) -> AnswerOutcome:
-        """Return the findings in the whole answer; call it at the end. Computed once."""
+        """Return the findings in the whole answer, and count the dry run; call it at the end. Both happen once."""
         if self._outcome is None:
             decision = self.review()
             counts = Counter((finding.rule, finding.action) for finding in decision.actions)

@@ -108,7 +108,7 @@ class Redactor:
         self._pending: list[str] = []
         self._echo = echo
         self._others: list[Finding] = []
-        """Findings of models and of repetitions, in order of their ends."""
+        """Findings of models and of repetitions, by offset in the answer."""
         self._context = ""
         self._context_cut = False
         self._chain_end = 0

@@ -3,8 +3,8 @@
 An answer is read in windows, one after the other. A window goes to the end of a sentence, or to the
 last blank among its `window_tokens` tokens; an entity at such a cut is left to the next window, so
 that no part of a name is decided before the whole. Each window is read with some of the text before
-it. Windows depend on text and findings alone, not on how the tokens arrived: a resumed call finds
-the same.
+it. Windows depend on tokens and findings alone, not on when the tokens arrived: a resumed call
+finds the same.
 """
 
 import re

@@ -10,7 +10,8 @@ offsets stay.
 Findings of the content families (pii, secret, deny, custom) compete with each other, and those of
 injection among themselves; limits compete with nothing. The more severe wins, then the longer, then
 the one further left, then the rule id. What the winner leaves of a loser remains if it has a letter
-or digit: every character that a finding covered stays covered, and by one finding only.
+or digit: every letter and digit that a finding covered stays covered, and by one of those that
+compete.
 """
 
 import re
@@ -202,7 +203,7 @@ class RuleSet:
         self._hints = _set_of((*(form.hint for form in self._forms), _ALWAYS))
 
     def scan(self, text: str) -> list[Finding]:
-        """Return the findings in `text`, ordered by place and without overlaps."""
+        """Return the findings in `text`, ordered by place; those that compete do not overlap."""
         subject = Subject(text)
         findings = findings_of(subject, self._occurring(subject.data))
         if self._is_prompt:
@@ -213,7 +214,7 @@ class RuleSet:
         return resolved(text, findings) if findings else []
 
     def scan_hidden(self, payload: str, name: str, span: Span) -> list[Finding]:
-        """Return the findings in a decoded text, one per family, at the place of the payload.
+        """Return the findings in a decoded text from MEDIUM on, one per family, at the place of the payload.
 
         They are called "FAMILY.encoded.NAME". A hidden injection is no accident, so it is severe.
         """

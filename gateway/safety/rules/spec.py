@@ -31,7 +31,7 @@ class Form:
     """One pattern of a rule."""
 
     pattern: str
-    """Linear-time syntax with bounded repeats only, see `gateway.safety.patterns`."""
+    """Linear-time syntax, see `gateway.safety.patterns`; repeats are bounded unless `max_length` is UNBOUNDED."""
     in_context: bool = False
     """Whether it counts only behind one of the rule's context words."""
     weight: int = 0
@@ -56,7 +56,8 @@ class RuleSpec:
     forms: tuple[Form, ...]
     severity: Severity
     max_length: int
-    """Longest finding, in characters. A longer match is cut, and the search continues in the rest.
+    """Longest finding, in characters; a validator that reads on behind a match stops there. Nothing cuts
+    other matches, so no pattern may match more.
     """
     validator: str = ""
     """A name of `gateway.safety.rules.validators.VALIDATORS`; empty: the pattern decides alone."""

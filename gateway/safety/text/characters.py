@@ -39,7 +39,8 @@ def members(characters: str) -> list[int]:
     return codes
 
 
-# Invisible, wherever they stand. Line ends (CR, VT, FF, NEL, LS, PS) are not here: they become newlines.
+# Invisible, wherever they stand; only isolates in pairs and tags of flags stay. Line ends (CR, VT, FF, NEL, LS, PS) are
+# not here: they become newlines.
 CONTROLS: Final = "\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f"
 SOFT_HYPHEN: Final = "\xad"
 EMBEDDINGS: Final = "\u202a-\u202e"
@@ -160,4 +161,4 @@ MARKS: Final[str] = ucd.TABLES["marks"]
 """Class of combining marks, as far as they can flood."""
 _ODD: Final = INVISIBLE + LINE_ENDS + SURROGATES + NONCHARACTERS + BLANKS + BRAILLE_BLANK
 CHANGEABLE: Final = frozenset(map(chr, [*members(_ODD + MARKS), *PLAIN_OF]))
-"""Characters that a step of normalization other than composition may change."""
+"""Characters that normalization may change, other than by composition or for chat-template syntax."""

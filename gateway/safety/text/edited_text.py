@@ -51,7 +51,7 @@ class EditedText:
         return first, first if end <= start else self._ends[end - 1]
 
     def advance(self, text: str) -> None:
-        """Replace the whole text by one that differs in single characters."""
+        """Replace the whole text by one of the same length; each character keeps its origin."""
         self.text = text
 
     def replace(self, edits: Iterable[tuple[int, int, str]]) -> None:

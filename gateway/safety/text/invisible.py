@@ -1,10 +1,11 @@
 """Removes invisible characters, except where writing systems and emoji need them.
 
-`CONTEXTS` is the whole policy: a character stays if the characters directly before and after it
-match one of its contexts. All others of `characters.INVISIBLE` are removed. A context always
-requires a character that stays, so removing others does not make or break contexts (where it still
-can, because marks change their order, `normalize` processes the text again). At most one joiner
-between two letters of a joining script and one variant selector (of 32) after an ideograph survive.
+A character stays if the characters directly before and after it match one of its `CONTEXTS`, or if
+it is a tag in one of the `FLAGS`; bidirectional characters have rules of their own (below). All
+others of `characters.INVISIBLE` are removed. A context always requires a character that stays, so
+removing others does not make or break contexts (where it still can, because marks change their
+order, `normalize` processes the text again). At most one joiner between two letters of a joining
+script and one variation selector after an ideograph survive.
 
 Bidirectional isolates stay where they pair up on one line of a text with right-to-left letters.
 Overrides and embeddings are always removed, and marks (LRM, RLM, ALM) where no letter runs from

@@ -324,7 +324,7 @@ class CachedModel(PagedModel):
             self._attention.cache.clear(blocks)
 
     def _resolve_tokens(self, tokens: Tensor) -> Tensor:
-        """Return tokens with those that `feed` has kept in their places."""
+        """Return tokens with the placeholders replaced by those that `feed` has kept."""
         if not self._reads_drawn:
             return tokens
         fed = self._drawn.index_select(0, (-1 - tokens).clamp_min_(0))

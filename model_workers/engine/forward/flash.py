@@ -14,7 +14,7 @@ arrays of the next larger size, and padding rows write into a block of the cache
 
 In a graph every token is a row that sees the keys up to its position: keys and values of all tokens are written before
 attention reads them, so that the tokens of one chunk can share a step. That is how drafted tokens are verified in the
-graphs of decoding. A step with a part of a prompt, whose kernels are long, runs without a graph.
+graphs of decoding. A step with a chunk of more than `SHORT_TOKENS`, whose kernels are long, runs without a graph.
 """
 
 import logging

@@ -2,7 +2,8 @@
 
 Some decoders run over the paged cache and compute something else: DiffLlama attends twice per layer, BART's decoder
 counts positions by itself. Only their numbers show it. So two prompts are computed in one step and decoded token by
-token before a model is served; then transformers computes both, with their answers, in one pass (`_compare`).
+token before a model is served; then transformers computes both, with their answers, in one pass (`_compare`). This is
+left out with `quantization` or `tensor_parallel`.
 """
 
 import logging
@@ -46,7 +47,7 @@ LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
 ROWS: Final = 2
 """Number of prompts."""
 TOKENS: Final = 4
-"""Number of tokens of each answer that are compared: one of the prompt, and some that are decoded."""
+"""Number of tokens of each answer that are compared: the one after the prompt, and some that are decoded."""
 PROMPT_TOKENS: Final = 12
 """Maximum length of the prompts."""
 
@@ -95,6 +96,7 @@ def read_weights(
     Raises:
         SettingsError: The model does not use transformers' attention interface, is computed differently with ours, or
             its weights are incomplete.
+        ValueError, OSError: It cannot be read.
     """
     try:
         model = read_whole(

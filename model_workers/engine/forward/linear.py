@@ -52,7 +52,7 @@ class Linear(nn.Module):
         return residual + self.forward(x)
 
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return layers of the first and of the second half of the outputs."""
+        """Return the first and the second half of the outputs."""
         if type(self) is not Linear or self.bias is not None:
             first, second = self.forward(x).chunk(2, -1)
         else:
@@ -227,7 +227,7 @@ def make_linear(
     Args:
         weight: The weight.
         bias: The bias, if any.
-        quantization: Number format of the weight.
+        quantization: Number format of the weight. "fp8" is ignored if a size is no multiple of `FP8_MULTIPLE`.
         decodes: Whether most products are of the few rows that decode, not of whole texts.
     """
     if quantization == "int8":

@@ -38,7 +38,7 @@ class RmsNorm:
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         self._weight, self._epsilon = weight, epsilon
-        # In float32 on a CPU: torch computes it in more and slower operations, of bfloat16 in float32.
+        # torch's own norm takes more and slower operations for float32 on a CPU; it computes bfloat16 in float32.
         self._is_wide = not self._weight.is_cuda and self._weight.dtype is torch.float32
         self._epsilons = torch.tensor(self._epsilon)
 

@@ -62,6 +62,10 @@ class LoadedModel:
             block_tokens: Tokens per block.
             step_tokens: Maximum number of tokens of decoding sequences, drafted ones included, that go through CUDA
                 graphs.
+
+        Raises:
+            SettingsError: The device needs blocks of another size.
+            torch.OutOfMemoryError: The cache does not fit.
         """
         attention = self._attention(num_blocks, block_tokens)
         if isinstance(self._model, FusedWeights):
@@ -109,7 +113,8 @@ def load_model(
 
     Raises:
         SettingsError: It is not a decoder-only model, cannot be computed on the paged cache, has a shorter context, or
-            the device does not exist.
+            the device does not exist or does not compute `quantization`.
+        ValueError, OSError: It cannot be read.
     """
     where = find_device(device)
     number = find_dtype(dtype, where)

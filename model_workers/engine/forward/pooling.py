@@ -58,7 +58,7 @@ class Pipeline:
         """Create a pipeline; without `modules` it is mean pooling.
 
         Raises:
-            SettingsError: A module is not served.
+            SettingsError: A module is not served, or cannot be read.
         """
         kinds = [module.kind for module in modules]
         self.normalizes = kinds[-1:] == ["Normalize"]
@@ -116,7 +116,7 @@ def _dense(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the function for the name of torch's class, with or without its module."""
+    """Return the function for the name of torch's class, with or without its module; raise SettingsError for others."""
     kind = name.rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise SettingsError(f"the activation {name} is not served, only {', '.join(_ACTIVATIONS)}")

@@ -35,6 +35,7 @@ class GenerateModel:
         pad: Token that pads shorter sequences.
         prefix: Tokens that begin every answer of an encoder-decoder and are not part of it.
         batching: Which sequences may share a batch.
+        reads_first: Whether it is an encoder-decoder.
     """
 
     def __init__(self, model: Any, batching: Batching = Batching.PADDED) -> None:

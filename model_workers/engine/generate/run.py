@@ -64,7 +64,7 @@ class BatchRun:
         return result
 
     def drop(self, sequence: Sequence) -> None:
-        """Stop reporting a sequence, which ends at the next token."""
+        """Draw nothing more for a sequence that has ended; its row in the batch becomes padding."""
         self.live = {place: other for place, other in self.live.items() if other is not sequence}
 
     def stop(self) -> None:

@@ -100,7 +100,7 @@ class SamplingState:
         self._index += 1
 
     def take(self, token_ids: Sequence[int]) -> None:
-        """Append the tokens of one draw.
+        """Append the tokens of one draw, for which `begin` was called.
 
         Raises:
             MatcherError: What follows them cannot be constrained; the sequence ends there.
