@@ -138,7 +138,7 @@ async def test_ctrl_c_cancels_the_request(as_json: bool) -> None:
         running.send_signal(signal.SIGINT)
         out, err = await asyncio.wait_for(running.communicate(), BOUND_S)
         await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
-    assert running.returncode == 130
+    assert running.returncode == 130, (out, err)
     assert err.decode().splitlines() == ["sluice: CANCELLED: interrupted"], err.decode()
     if as_json:
         assert json.loads(out)["error"]["reason"] == "CANCELLED"
