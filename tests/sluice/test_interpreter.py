@@ -23,6 +23,6 @@ def test_the_heap_of_the_start_is_not_collected_again() -> None:
 
 
 @pytest.mark.parametrize("module", ["model_workers.process", "sluice.process", "cli.main"])
-def test_collector_stays_on_in_processes_that_do_not_freeze_it_early(module: str) -> None:
+def test_collector_stays_on_where_nothing_turns_it_on_again(module: str) -> None:
     code = f"import gc, {module}; assert gc.isenabled()"
     subprocess.run([sys.executable, "-c", code], check=True)
