@@ -264,10 +264,8 @@ class StageSource:
             TransportUnavailable: No gateway can be reached or has capacity.
             SluiceError: Another error, a timeout too, came too often, or no try can succeed.
         """
-        metadata, retries = (
-            (*self.metadata, *self.process.gateways.metadata),
-            ItemRetryPolicy.retries,
-        )
+        metadata = (*self.metadata, *self.process.gateways.metadata)
+        retries = ItemRetryPolicy.retries
 
         async def call_once() -> Any:
             nonlocal retries
@@ -279,7 +277,7 @@ class StageSource:
             retries -= kind is FailureKind.TRANSIENT
             if kind is FailureKind.PERMANENT or retries < 0:
                 raise error
-            raise TransportUnavailable(error.message)
+            raise TransportUnavailable(error.message) from error
 
         return await patiently(
             call_once, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
